@@ -43,11 +43,17 @@ class HcclFusionError(Exception):
         self.found = found
         self.expected = expected
         self.remedy = remedy
+        # Set by the pipeline when a pass raises this.
+        self.pass_name = ""
+        self.passes_before: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         text = self.what
         if self.where:
             text += f", {self.where}"
+        if self.pass_name:
+            before = f" (after {', '.join(self.passes_before)})" if self.passes_before else ""
+            text += f", in pass {self.pass_name}{before}"
         if self.found is not None:
             text += f", found {self.found}"
         if self.expected is not None:

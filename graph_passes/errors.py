@@ -47,6 +47,11 @@ class HcclFusionError(Exception):
         self.pass_name = ""
         self.passes_before: tuple[str, ...] = ()
 
+    def in_file(self, path: str) -> None:
+        """Puts the file in front of the place, where the place does not name it already."""
+        if path not in self.where:
+            self.where = f"{path}, {self.where}" if self.where else path
+
     def __str__(self) -> str:
         text = self.what
         if self.where:

@@ -1,0 +1,72 @@
+"""Shows, plans, rewrites and verifies the fusion of gradient all-reduces in TensorFlow training graphs.
+
+The public names are loaded on first use, so that `import hccl_fusion` stays fast; TensorFlow's runtime is loaded only
+by what runs a graph.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Emit",
+    "FuseResult",
+    "HcclFusionError",
+    "Plan",
+    "PlanOptions",
+    "Strategy",
+    "StrategyError",
+    "StrategyKind",
+    "StrategyWarning",
+    "compare_graphs",
+    "fuse",
+    "list_gradients",
+    "plan_graph",
+    "read_plan",
+    "reset_split_strategy",
+    "segment_boundaries",
+    "set_split_strategy_by_idx",
+    "set_split_strategy_by_size",
+    "simulate_ranks",
+]
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hccl_fusion.boundaries import PlanOptions
+    from hccl_fusion.errors import HcclFusionError, StrategyError, StrategyWarning
+    from hccl_fusion.fuse import Emit, FuseResult, fuse, list_gradients, plan_graph
+    from hccl_fusion.plan import Plan
+    from hccl_fusion.plan_file import read_plan
+    from hccl_fusion.registry import (
+        reset_split_strategy,
+        set_split_strategy_by_idx,
+        set_split_strategy_by_size,
+    )
+    from hccl_fusion.runtime.in_process import simulate_ranks
+    from hccl_fusion.runtime.numeric_check import compare_graphs
+    from hccl_fusion.segmentation import segment_boundaries
+    from hccl_fusion.strategy import Strategy, StrategyKind
+
+_HOME = {
+    "Emit": "fuse", "FuseResult": "fuse", "fuse": "fuse", "list_gradients": "fuse", "plan_graph": "fuse",
+    "HcclFusionError": "errors", "StrategyError": "errors", "StrategyWarning": "errors",
+    "Plan": "plan", "PlanOptions": "boundaries", "read_plan": "plan_file",
+    "Strategy": "strategy", "StrategyKind": "strategy", "segment_boundaries": "segmentation",
+    "reset_split_strategy": "registry", "set_split_strategy_by_idx": "registry",
+    "set_split_strategy_by_size": "registry",
+    "compare_graphs": "runtime.numeric_check", "simulate_ranks": "runtime.in_process",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

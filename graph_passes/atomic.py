@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["replace_file", "replace_folder"]
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -40,14 +41,18 @@ def replace_folder(source: str, path: str, contents: Mapping[str, bytes]) -> Non
 
     Raises:
         FileExistsError: `path` exists and is another folder; only the source itself is updated in place.
+        OSError: `path` lies inside the source.
     """
     if os.path.exists(path):
         if not os.path.samefile(source, path):
-            raise FileExistsError(17, "the folder exists already", path)
+            raise FileExistsError(errno.EEXIST, "the folder exists already", path)
         for name, content in contents.items():
             replace_file(os.path.join(path, name), content)
         return
     parent = os.path.dirname(os.path.abspath(path))
+    inside = os.path.realpath(source)
+    if os.path.commonpath([inside, os.path.realpath(parent)]) == inside:
+        raise OSError(errno.EINVAL, "the folder lies inside the one that is copied", path)
     temporary = tempfile.mkdtemp(prefix=f".{os.path.basename(os.path.abspath(path))}.", dir=parent)
     try:
         shutil.copytree(source, temporary, dirs_exist_ok=True)

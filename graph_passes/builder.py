@@ -49,18 +49,19 @@ def _content(values: object, dtype: int) -> bytes:
     if dtype == types_pb2.DT_BFLOAT16:
         bits = np.asarray(values, np.float32).view(np.uint32)
         return bytes(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes())
-    return np.asarray(values, _NUMPY[dtype]).tobytes()
+    with np.errstate(over="raise"):
+        return np.asarray(values, _NUMPY[dtype]).tobytes()
 
 
 class NodeBuilder:
-    """Appends NodeDefs to the node list of a GraphDef or FunctionDef.
+    """Makes the NodeDefs to be added to a graph or a function body.
 
     `taken` must hold every name of the graph; it grows with each node. In a function body (`in_function`) an output
     is written `name:arg:index`, elsewhere `name:index`.
     """
 
-    def __init__(self, container: object, taken: set[str], in_function: bool) -> None:
-        self.container = container
+    def __init__(self, taken: set[str], in_function: bool) -> None:
+        self.added: list[NodeDef] = []
         self.taken = taken
         self.in_function = in_function
 
@@ -84,9 +85,8 @@ class NodeBuilder:
         if name in self.taken:
             raise ValueError(f"the name {name} is taken")
         self.taken.add(name)
-        node: NodeDef = self.container.add()  # type: ignore[attr-defined]
-        node.name, node.op, node.device = name, op, device
-        node.input.extend(inputs)
+        node = NodeDef(name=name, op=op, device=device, input=inputs)
+        self.added.append(node)
         for key, dtype in (types or {}).items():
             node.attr[key].type = dtype
         for key, number in (ints or {}).items():
@@ -96,12 +96,17 @@ class NodeBuilder:
         return node
 
     def constant(self, name: str, values: object, dtype: int, device: str = "", control: Sequence[str] = ()) -> str:
-        """Appends a Const of a number or a list of numbers, and returns how to refer to it."""
+        """Appends a Const of a number or a list of numbers, and returns how to refer to it.
+
+        Raises:
+            KeyError, OverflowError, FloatingPointError: no constant of the type can be written, or it cannot hold one.
+        """
+        content = _content(values, dtype)
         node = self.add(name, "Const", list(control), device, types={"dtype": dtype})
         tensor = node.attr["value"].tensor
         tensor.dtype = dtype
         tensor.tensor_shape.SetInParent()
         for size in np.shape(values):  # type: ignore[arg-type]
             tensor.tensor_shape.dim.add().size = size
-        tensor.tensor_content = _content(values, dtype)
+        tensor.tensor_content = content
         return self.ref(name, "output")

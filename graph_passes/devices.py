@@ -9,6 +9,8 @@ _SHORT = {"cpu": "CPU", "gpu": "GPU", "tpu": "TPU", "npu": "NPU"}
 
 def normalise_device(device: str) -> str:
     """`/job:worker/gpu:0` and `/job:worker/device:GPU:0` become the same text; parts in a fixed order."""
+    if not device:
+        return ""
     parts: dict[str, str] = {}
     for piece in device.split("/"):
         name, colon, value = piece.partition(":")

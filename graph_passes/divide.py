@@ -72,17 +72,31 @@ def _dependents(graph: Graph, parts: Sequence[PlannedPart]) -> set[int]:
 
 
 class _Piece:
-    """A part under the sweep; divided by cutting its tail off into a new piece.
+    """Members start..stop-1 of a part under the sweep.
 
     `front` is the position of the first member that still waits for an input; it only ever grows.
     """
 
-    def __init__(self, planned: int, members: list[int], chain: int) -> None:
+    def __init__(self, planned: int, part: PlannedPart, start: int, stop: int) -> None:
         self.planned = planned
-        self.members = members
-        self.chain = chain
-        self.front = 0
+        self.part = part
+        self.start = start
+        self.stop = stop
+        self.front = start
         self.is_emitted = False
+
+    @property
+    def chain(self) -> int:
+        return self.part.chain
+
+    @property
+    def first(self) -> int:
+        """Its first member."""
+        return self.part.members[self.start]
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self.part.members[self.start : self.stop]
 
 
 class _Sweep:
@@ -92,7 +106,7 @@ class _Sweep:
         self.graph = graph
         self.rank = rank
         self.divisions: list[Division] = []
-        self.pieces = [_Piece(number, list(part.members), part.chain) for number, part in enumerate(parts)]
+        self.pieces = [_Piece(number, part, 0, len(part.members)) for number, part in enumerate(parts)]
         self.piece_of = {member: piece for piece in self.pieces for member in piece.members}
         self.chains: dict[int, list[_Piece]] = {}
         for piece in self.pieces:
@@ -119,19 +133,19 @@ class _Sweep:
                 self._drain()
         found: list[list[tuple[int, ...]]] = [[] for _ in range(planned)]
         for piece in sorted(self.pieces, key=self._position):
-            found[piece.planned].append(tuple(piece.members))
+            found[piece.planned].append(piece.members)
         return found, self.divisions
 
     def _position(self, piece: _Piece) -> int:
-        return self.rank[piece.members[0]]
+        return self.rank[piece.first]
 
     def _is_head(self, piece: _Piece) -> bool:
         return piece.chain < 0 or self.chains[piece.chain][-1] is piece
 
     def _has_inputs(self, piece: _Piece) -> bool:
-        while piece.front < len(piece.members) and not self.waiting[piece.members[piece.front]]:
+        while piece.front < piece.stop and not self.waiting[piece.part.members[piece.front]]:
             piece.front += 1
-        return piece.front == len(piece.members)
+        return piece.front == piece.stop
 
     def _drain(self) -> None:
         """Emits whatever is ready."""
@@ -181,9 +195,9 @@ class _Sweep:
         self._cut(max(divisible, key=lambda step: self._position(step.piece)), cycle)
 
     def _entry(self, piece: _Piece) -> int:
-        """Position of the member at which a stuck piece waits; 0 where it waits for its turn in the chain."""
+        """Position of the member at which a stuck piece waits; its start where it waits for its turn in the chain."""
         if not self._is_head(piece):
-            return 0
+            return piece.start
         self._has_inputs(piece)
         return piece.front
 
@@ -191,7 +205,7 @@ class _Sweep:
         """The piece that this one waits for, and the member it is waited for at (None: at its turn in the chain)."""
         if not self._is_head(piece):
             return self.chains[piece.chain][-1], None
-        node = piece.members[self._entry(piece)]
+        node = piece.part.members[self._entry(piece)]
         while True:
             node = next(
                 source
@@ -206,22 +220,36 @@ class _Sweep:
         return self.waiting.get(node, 0) > 0 if piece is None else not piece.is_emitted
 
     def _cut(self, step: _Step, cycle: list[_Step]) -> None:
-        """The tail from the entered member on becomes a piece of its own, in its place in the chain."""
+        """The tail from the entered member on becomes a piece of its own, in its place in the chain.
+
+        The smaller side is the one that moves to a new piece, so that many cuts of one part cost no more than n log n.
+        """
         piece = step.piece
-        tail = _Piece(piece.planned, piece.members[step.entry :], piece.chain)
-        del piece.members[step.entry :]
-        self.pieces.append(tail)
-        self.piece_of.update(dict.fromkeys(tail.members, tail))
+        on = piece.first if step.exit is None else step.exit
+        through = tuple(other.piece.first for other in cycle if other.piece is not piece)
+        head = tail = piece
+        if step.entry - piece.start < piece.stop - step.entry:
+            head = moved = _Piece(piece.planned, piece.part, piece.start, step.entry)
+            piece.start = step.entry
+        else:
+            tail = moved = _Piece(piece.planned, piece.part, step.entry, piece.stop)
+            piece.stop = step.entry
+        head.front = head.stop  # what comes before the entry waits for no input
+        self.pieces.append(moved)
+        self.piece_of.update(dict.fromkeys(moved.members, moved))
         if piece.chain >= 0:
-            chain = self.chains[piece.chain]
-            place = len(chain) - 1
-            while place and self._position(chain[place - 1]) < self._position(tail):
-                place -= 1
-            chain.insert(place, tail)
-        on = piece.members[0] if step.exit is None else step.exit
-        through = tuple(other.piece.members[0] for other in cycle if other.piece is not piece)
-        self.divisions.append(Division(piece.planned, tail.members[0], on, through, step.exit is None))
-        self.maybe_ready += [tail, piece]
+            self._put_behind(head, tail)
+        self.divisions.append(Division(piece.planned, tail.first, on, through, step.exit is None))
+        self.maybe_ready += [tail, head]
+
+    def _put_behind(self, head: _Piece, tail: _Piece) -> None:
+        """Puts the two sides of the chain's first piece into the chain in its stead."""
+        chain = self.chains[head.chain]
+        chain[-1] = head
+        place = len(chain) - 1
+        while place and self._position(chain[place - 1]) < self._position(tail):
+            place -= 1
+        chain.insert(place, tail)
 
 
 @dataclass(frozen=True)
@@ -234,6 +262,6 @@ class _Step:
 
     def is_divisible(self, rank: dict[int, int]) -> bool:
         """True where cutting at the entry separates it from the exit."""
-        if self.entry == 0:
+        if self.entry == self.piece.start:
             return False
-        return self.exit is None or rank[self.exit] < rank[self.piece.members[self.entry]]
+        return self.exit is None or rank[self.exit] < rank[self.piece.part.members[self.entry]]

@@ -22,7 +22,7 @@ from graph_passes.atomic import replace_file, replace_folder
 from graph_passes.errors import GraphFileError
 from graph_passes.messages import GraphDef
 from graph_passes.sniff import GraphKind, describe_foreign, kind_of_binary, kind_of_text
-from graph_passes.text_blocks import text_blocks
+from graph_passes.text_blocks import text_blocks, unclosed_brace
 from graph_passes.wire import WireError, field_bytes, fields, length_delimited
 
 MAX_MESSAGE_BYTES = 2**31 - 1
@@ -87,11 +87,11 @@ def _read_bytes(path: str) -> bytes:
     try:
         with open(path, "rb") as stream:
             return stream.read()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise GraphFileError(
             "cannot read the file",
             where=path,
-            found=error.strerror,
+            found=getattr(error, "strerror", None) or str(error),
             expected=_EXPECTED,
             remedy="checking the path",
         ) from error
@@ -112,33 +112,38 @@ def _inside_saved_model(folder: str) -> str:
 
 
 def _gunzip(path: str, raw: bytes) -> bytes:
-    inflater = zlib.decompressobj(wbits=31)
-    try:
-        data = inflater.decompress(raw, MAX_MESSAGE_BYTES + 1)
-    except zlib.error as error:
-        raise GraphFileError(
-            "the gzip data is damaged",
-            where=path,
-            found=str(error),
-            expected=_EXPECTED,
-            remedy="writing the file again",
-        ) from error
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise GraphFileError(
-            "the file is too large",
-            where=path,
-            found="more than 2 GiB when unpacked",
-            expected="at most 2 GiB, protobuf's limit for one message",
-            remedy="storing large constants elsewhere",
-        )
-    if not inflater.eof:
-        raise GraphFileError(
-            "the gzip data is cut short",
-            where=path,
-            found=f"{len(raw)} bytes",
-            expected="its end mark",
-            remedy="copying the file again",
-        )
+    """The content of all members: gzip files may be joined end to end, and padded with zeros."""
+    data = b""
+    rest = raw
+    while rest.strip(b"\x00"):
+        inflater = zlib.decompressobj(wbits=31)
+        try:
+            data += inflater.decompress(rest, MAX_MESSAGE_BYTES + 1 - len(data))
+        except zlib.error as error:
+            raise GraphFileError(
+                "the gzip data is damaged",
+                where=path,
+                found=str(error),
+                expected=_EXPECTED,
+                remedy="writing the file again",
+            ) from error
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise GraphFileError(
+                "the file is too large",
+                where=path,
+                found="more than 2 GiB when unpacked",
+                expected="at most 2 GiB, protobuf's limit for one message",
+                remedy="storing large constants elsewhere",
+            )
+        if not inflater.eof:
+            raise GraphFileError(
+                "the gzip data is cut short",
+                where=path,
+                found=f"{len(raw)} bytes",
+                expected="its end mark",
+                remedy="copying the file again",
+            )
+        rest = inflater.unused_data
     return data
 
 
@@ -259,12 +264,20 @@ def _require_one_graph(path: str, count: int) -> None:
 
 def _read_text(path: str, data: bytes, text: str, kind: GraphKind, is_gzip: bool) -> GraphFile:
     start, end = _text_graph_range(path, text, kind)
-    # Leading newlines keep the parser's line numbers true to the file.
-    padding = "\n" * text.count("\n", 0, start)
+    # Leading blanks keep the parser's line and column numbers true to the file.
+    padding = "\n" * text.count("\n", 0, start) + " " * (start - text.rfind("\n", 0, start) - 1)
     try:
         graph_def = text_format.Parse(padding + text[start:end] if start else text[:end], GraphDef())
     except text_format.ParseError as error:
         raise _text_error(path, error) from error
+    except RecursionError as error:
+        raise GraphFileError(
+            "the text does not parse",
+            where=path,
+            found="messages nested too deeply",
+            expected="a GraphDef in protobuf text format",
+            remedy="writing the graph again",
+        ) from error
     _require_nodes(path, graph_def)
     content = data if kind is not GraphKind.GRAPH_DEF else b""
     return GraphFile(path, kind, True, is_gzip, graph_def, content, (start, end))
@@ -273,6 +286,7 @@ def _read_text(path: str, data: bytes, text: str, kind: GraphKind, is_gzip: bool
 def _text_graph_range(path: str, text: str, kind: GraphKind) -> tuple[int, int]:
     if kind is GraphKind.GRAPH_DEF:
         return 0, len(text)
+    _require_closed(path, text)
     start, end = 0, len(text)
     if kind is GraphKind.SAVED_MODEL:
         metas = text_blocks(text, "meta_graphs")
@@ -281,6 +295,19 @@ def _text_graph_range(path: str, text: str, kind: GraphKind) -> tuple[int, int]:
     graphs = text_blocks(text, "graph_def", start, end)
     _require_one_graph(path, len(graphs))
     return graphs[0]
+
+
+def _require_closed(path: str, text: str) -> None:
+    opened_at = unclosed_brace(text)
+    if opened_at is not None:
+        line, column = text.count("\n", 0, opened_at) + 1, opened_at - text.rfind("\n", 0, opened_at)
+        raise GraphFileError(
+            "the file is cut short or damaged",
+            where=f"{path}, line {line}, column {column}",
+            found="a brace that is never closed",
+            expected=_EXPECTED,
+            remedy="copying or writing the file again",
+        )
 
 
 def _text_tags(text: str, block: tuple[int, int]) -> tuple[str, ...]:
@@ -316,16 +343,17 @@ def write_graph(source: GraphFile, graph_def: GraphDef, path: str, *, overwrite_
     content = _serialise(source, graph_def, path)
     if path.endswith(".gz") or (path == "-" and source.is_gzip):
         content = gzip.compress(content, 6, mtime=0)
-    if path == "-":
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
-        return
     _refuse_input(source, path, overwrite_input)
     try:
-        if source.path != "-" and os.path.isdir(source.path):
+        if path == "-":
+            sys.stdout.buffer.write(content)
+            sys.stdout.buffer.flush()
+        elif source.path != "-" and os.path.isdir(source.path):
             replace_folder(source.path, path, {_saved_model_name(source.path): content})
         else:
             replace_file(path, content)
+    except BrokenPipeError:  # the reader of stdout has gone; no fault of ours
+        raise
     except OSError as error:
         raise GraphFileError(
             "cannot write the file",
@@ -341,7 +369,7 @@ def _saved_model_name(folder: str) -> str:
 
 
 def _refuse_input(source: GraphFile, path: str, overwrite_input: bool) -> None:
-    if overwrite_input or source.path == "-" or not os.path.exists(path) or not os.path.exists(source.path):
+    if overwrite_input or "-" in (path, source.path) or not os.path.exists(path) or not os.path.exists(source.path):
         return
     if os.path.samefile(source.path, path):
         raise GraphFileError(

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+
 from graph_passes.attributes import int_attr, string_attr, type_attr
 from graph_passes.devices import normalise_device
 from graph_passes.errors import GraphError, ReductionError
@@ -89,18 +91,18 @@ def _is_lowered(graph: Graph, number: int) -> bool:
 
 
 def _gradients(graph: Graph, order: Sequence[int]) -> list[Gradient]:
-    ranked = [(rank, number) for rank, number in enumerate(order) if graph.ops[number] == ALL_REDUCE_OP]
-    if not ranked:
+    numbers = [number for number, op in enumerate(graph.ops) if op == ALL_REDUCE_OP]
+    if not numbers:
         return []
+    ranks = np.empty(len(graph), dtype=np.int64)
+    ranks[order] = np.arange(len(graph))
+    ranked = sorted(zip(ranks[numbers].tolist(), numbers))
     reader = ShapeReader(graph)
     frames = frames_of(graph, order)
-    return [
-        replace(_gradient(graph, number, reader), rank=rank, frame=frames[number] if frames else "")
-        for rank, number in ranked
-    ]
+    return [_gradient(graph, number, rank, frames[number] if frames else "", reader) for rank, number in ranked]
 
 
-def _gradient(graph: Graph, number: int, reader: ShapeReader) -> Gradient:
+def _gradient(graph: Graph, number: int, rank: int, frame: str, reader: ShapeReader) -> Gradient:
     node = graph.node(number)
     where = graph.where(node.name)
     inputs = graph.inputs(number)
@@ -135,32 +137,45 @@ def _gradient(graph: Graph, number: int, reader: ShapeReader) -> Gradient:
         shape=shape,
         variable=variable,
         device=normalise_device(node.device),
+        frame=frame,
+        rank=rank,
     )
 
 
 def _shape_and_variable(graph: Graph, number: int, reader: ShapeReader) -> tuple[Shape, str | None]:
-    """The first source that knows the shape, checked against the others.
+    """The first source that knows the shape, checked against the others; the graph is walked only if none does.
 
     Raises:
         ReductionError: two sources know it and disagree.
     """
-    node_input = graph.inputs(number)[0]
-    producer = graph.producers(number)[0]
-    port = 0 if node_input.arg else node_input.port
+    source = reader.input_output(number, 0)
     updated = updated_variable(graph, number)
-    sources: dict[str, Shape] = {
-        "_output_shapes of the all-reduce": reader.declared(number),
-        f"_output_shapes of {node_input.name}": reader.declared(producer, port),
-        f"variable {updated.name}" if updated else "variable": updated.shape if updated else None,
-        f"node {node_input.name}": reader.shape(producer, port),
-    }
-    known = {source: shape for source, shape in sources.items() if shape is not None}
-    if len(set(known.values())) > 1:
-        raise ReductionError(
-            "the sources of a gradient's shape disagree",
-            where=graph.where(graph.names[number]),
-            found=", ".join(f"{list(shape)} by {source}" for source, shape in known.items()),
-            expected="one shape",
-            remedy="writing the graph anew from the script",
-        )
-    return next(iter(known.values()), None), updated.name if updated else None
+    shapes = [
+        reader.declared(number),
+        reader.declared(*source) if source else None,
+        updated.shape if updated else None,
+        reader.written(*source) if source else None,
+    ]
+    known = set(shapes) - {None}
+    if len(known) > 1:
+        raise _disagreement(graph, number, updated.name if updated else "", shapes)
+    shape = known.pop() if known else reader.shape(*source) if source else None
+    return shape, updated.name if updated else None
+
+
+def _disagreement(graph: Graph, number: int, variable: str, shapes: Sequence[Shape]) -> ReductionError:
+    tensor = graph.inputs(number)[0].name
+    labels = (
+        "_output_shapes of the all-reduce",
+        f"_output_shapes of {tensor}",
+        f"variable {variable}",
+        f"node {tensor}",
+    )
+    said = [f"{list(shape)} by {label}" for label, shape in zip(labels, shapes) if shape is not None]
+    return ReductionError(
+        "the sources of a gradient's shape disagree",
+        where=graph.where(graph.names[number]),
+        found=", ".join(said),
+        expected="one shape",
+        remedy="writing the graph anew from the script",
+    )

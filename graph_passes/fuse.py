@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from graph_passes.builder import fresh_scope, scope_of
+from graph_passes.edit import EditWriter
 from graph_passes.errors import PassError
-from graph_passes.messages import GraphDef, NodeDef, types_pb2
+from graph_passes.messages import NodeDef, types_pb2
 from graph_passes.op_tables import ALL_REDUCE_OP
 from graph_passes.pipeline import GraphItem, PassResult, require
-from graph_passes.rewrite import Target, replace_node, targets
+from graph_passes.rewrite import replace_node
 from graph_passes.sections import Gradient, GradientId, Part
 
 _INT32_MAX = 2**31 - 1
@@ -49,24 +50,23 @@ class Fuse:
         """Returns the fused graph; without a part to write, the very graph that came in."""
         if not item.parts:
             return PassResult(item, notes=("nothing to fuse",))
-        output = GraphDef()
-        output.CopyFrom(item.graph_def)
         gradients = {gradient.id: gradient for gradient in item.gradients or ()}
-        for target in targets(output, item.graphs or ()):
-            _fuse_graph(target, [p for p in item.parts if p.key.graph == target.graph.label], gradients, self.chain)
+        writers = item.writers({part.key.graph for part in item.parts})
+        for label, writer in writers.items():
+            _fuse_graph(writer, [part for part in item.parts if part.key.graph == label], gradients, self.chain)
         fused = sum(len(part.gradients) > 1 for part in item.parts)
-        return PassResult(item.rewritten(output), True, (f"{fused} fused all-reduces",))
+        return PassResult(item.edited(writers), True, (f"{fused} fused all-reduces",))
 
     def ensures(self, item: GraphItem) -> None:
         """Pass verify checks the result."""
 
 
-def _fuse_graph(target: Target, parts: Sequence[Part], gradients: dict[GradientId, Gradient], chain: bool) -> None:
+def _fuse_graph(writer: EditWriter, parts: Sequence[Part], gradients: dict[GradientId, Gradient], chain: bool) -> None:
     last_of_chain: dict[int, str] = {}
     for part in parts:
         members = [gradients[name] for name in part.gradients]
         _require_equal(members)
-        reduction = _fuse_part(target, part, members) if len(members) > 1 else _single(target, members[0])
+        reduction = _fuse_part(writer, part, members) if len(members) > 1 else _single(writer, members[0])
         before = last_of_chain.get(part.chain)
         if chain and part.chain >= 0:
             if before is not None and f"^{before}" not in reduction.input:
@@ -92,21 +92,21 @@ def _require_equal(members: Sequence[Gradient]) -> None:
             )
 
 
-def _single(target: Target, gradient: Gradient) -> NodeDef:
+def _single(writer: EditWriter, gradient: Gradient) -> NodeDef:
     """Rule 5: fusion 0, so that no later fusion takes it up again."""
-    node = target.node(gradient.node)
+    node = writer.node(gradient.node)
     if (gradient.fusion, gradient.fusion_id) != (0, -1):
         node.attr["fusion"].i, node.attr["fusion_id"].i = 0, -1
     return node
 
 
-def _fuse_part(target: Target, part: Part, members: Sequence[Gradient]) -> NodeDef:
-    builder = target.builder
-    device = target.node(members[0].node).device
-    scope = _scope(target, part, members)
-    concat = _concat(target, scope, members, device)
+def _fuse_part(writer: EditWriter, part: Part, members: Sequence[Gradient]) -> NodeDef:
+    builder = writer.builder
+    device = writer.current(members[0].node).device
+    scope = _scope(writer, part, members)
+    concat = _concat(writer, scope, members, device)
     controls = dict.fromkeys(
-        text for member in members for text in target.node(member.node).input if text.startswith("^")
+        text for member in members for text in writer.current(member.node).input if text.startswith("^")
     )
     reduction = builder.add(
         f"{scope}/all_reduce",
@@ -117,28 +117,28 @@ def _fuse_part(target: Target, part: Part, members: Sequence[Gradient]) -> NodeD
         ints={"fusion": 0, "fusion_id": -1},
         strings={"reduction": part.key.reduction, "group": part.key.group},
     )
-    split = _split(target, scope, members, device)
+    split = _split(writer, scope, members, device)
     shape_names: dict[tuple[int, ...], str] = {}
     for index, member in enumerate(members):
-        _restore(target, member, builder.ref(split, "output", index), f"{scope}/shape_{index}", shape_names)
+        _restore(writer, member, builder.ref(split, "output", index), f"{scope}/shape_{index}", shape_names)
     return reduction
 
 
-def _scope(target: Target, part: Part, members: Sequence[Gradient]) -> str:
+def _scope(writer: EditWriter, part: Part, members: Sequence[Gradient]) -> str:
     outer = scope_of(members[0].name)
     wanted = f"{outer}/fused_{part.segment}" if outer else f"fused_{part.segment}"
     numbered = [f"{kind}_{index}" for kind in ("flat", "shape") for index in range(len(members))]
     fixed = ["flat_shape", "axis", "concat", "all_reduce", "split_sizes", "split_axis", "split"]
-    return fresh_scope(wanted, fixed + numbered, target.builder.taken)
+    return fresh_scope(wanted, fixed + numbered, writer.builder.taken)
 
 
-def _concat(target: Target, scope: str, members: Sequence[Gradient], device: str) -> str:
+def _concat(writer: EditWriter, scope: str, members: Sequence[Gradient], device: str) -> str:
     """Flattens the members and joins them; returns the reference to the joined tensor."""
-    builder, dtype = target.builder, members[0].dtype
+    builder, dtype = writer.builder, members[0].dtype
     flat_shape = ""
     pieces = []
     for index, member in enumerate(members):
-        piece = target.node(member.node).input[0]
+        piece = writer.current(member.node).input[0]
         if member.shape is not None and len(member.shape) != 1:
             flat_shape = flat_shape or builder.constant(f"{scope}/flat_shape", [-1], types_pb2.DT_INT32, device)
             name = f"{scope}/flat_{index}"
@@ -152,9 +152,9 @@ def _concat(target: Target, scope: str, members: Sequence[Gradient], device: str
     return builder.ref(f"{scope}/concat", "output")
 
 
-def _split(target: Target, scope: str, members: Sequence[Gradient], device: str) -> str:
+def _split(writer: EditWriter, scope: str, members: Sequence[Gradient], device: str) -> str:
     """Cuts the reduced tensor; returns the splitting node's name."""
-    builder = target.builder
+    builder = writer.builder
     sizes = [member.elements or 0 for member in members]
     size_type = types_pb2.DT_INT32 if sum(sizes) <= _INT32_MAX else types_pb2.DT_INT64
     sizes_ref = builder.constant(f"{scope}/split_sizes", sizes, size_type, device)
@@ -166,10 +166,10 @@ def _split(target: Target, scope: str, members: Sequence[Gradient], device: str)
 
 
 def _restore(
-    target: Target, member: Gradient, piece: str, shape_name: str, shape_names: dict[tuple[int, ...], str]
+    writer: EditWriter, member: Gradient, piece: str, shape_name: str, shape_names: dict[tuple[int, ...], str]
 ) -> None:
     """Rule 1: the member's node now yields its piece of the reduced tensor in its own shape."""
-    node = target.node(member.node)
+    node = writer.node(member.node)
     shape = member.shape or ()
     if len(shape) == 1:
         replace_node(node, "Identity", [piece], {"T": member.dtype})
@@ -177,5 +177,5 @@ def _restore(
     shape_type = types_pb2.DT_INT32 if max(shape, default=0) <= _INT32_MAX else types_pb2.DT_INT64
     if shape not in shape_names:
         # An empty list needs its type said: a scalar's shape is a vector of no elements.
-        shape_names[shape] = target.builder.constant(shape_name, list(shape), shape_type, node.device)
+        shape_names[shape] = writer.builder.constant(shape_name, list(shape), shape_type, node.device)
     replace_node(node, "Reshape", [piece, shape_names[shape]], {"T": member.dtype, "Tshape": shape_type})

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from graph_passes.messages import GraphDef
+from graph_passes.edit import EditWriter
 from graph_passes.pipeline import GraphItem, PassResult, require
-from graph_passes.rewrite import Target, targets
 from graph_passes.sections import Gradient, GradientId, Part
 
 
@@ -38,15 +37,14 @@ class TagFusionId:
         """Returns the tagged graph; the very graph that came in where it carries these tags already."""
         gradients = {gradient.id: gradient for gradient in item.gradients or ()}
         ids = dict(_fusion_ids(item.parts or (), gradients))
-        output = GraphDef()
-        output.CopyFrom(item.graph_def)
+        writers = item.writers({part.key.graph for part in item.parts or ()})
         modified = False
-        for target in targets(output, item.graphs or ()):
-            parts = [part for part in item.parts or () if part.key.graph == target.graph.label]
-            modified |= _tag_graph(target, parts, gradients, ids, self.chain)
+        for label, writer in writers.items():
+            parts = [part for part in item.parts or () if part.key.graph == label]
+            modified |= _tag_graph(writer, parts, gradients, ids, self.chain)
         if not modified:
             return PassResult(item, notes=("nothing to tag",))
-        return PassResult(item.rewritten(output), True, (f"{len(ids)} fusion ids",))
+        return PassResult(item.edited(writers), True, (f"{len(ids)} fusion ids",))
 
     def ensures(self, item: GraphItem) -> None:
         """Pass verify checks the result."""
@@ -73,7 +71,7 @@ def _fusion_ids(parts: Sequence[Part], gradients: dict[GradientId, Gradient]) ->
 
 
 def _tag_graph(
-    target: Target,
+    writer: EditWriter,
     parts: Sequence[Part],
     gradients: dict[GradientId, Gradient],
     ids: dict[Part, int],
@@ -85,14 +83,14 @@ def _tag_graph(
         for name in part.gradients:
             gradient = gradients[name]
             if (gradient.fusion, gradient.fusion_id) != (2, ids[part]):
-                node = target.node(gradient.node)
+                node = writer.node(gradient.node)
                 node.attr["fusion"].i, node.attr["fusion_id"].i = 2, ids[part]
                 modified = True
         before = last_of_chain.get(part.chain)
-        first = target.node(gradients[part.gradients[0]].node)
+        first = gradients[part.gradients[0]].node
         if chain and part.chain >= 0:
-            if before is not None and f"^{before}" not in first.input:
-                first.input.append(f"^{before}")
+            if before is not None and f"^{before}" not in writer.current(first).input:
+                writer.node(first).input.append(f"^{before}")
                 modified = True
             last_of_chain[part.chain] = part.gradients[-1].name
     return modified

@@ -7,14 +7,16 @@ sparse rows), which is what makes a million nodes affordable.
 
 from __future__ import annotations
 
-__all__ = ["Graph", "graphs_of"]
+__all__ = ["Graph", "graphs_of", "paused_gc", "resolve_inputs"]
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+from numpy.typing import NDArray
 
+from graph_passes.columns import Columns, columns_by_node, columns_of_graph
 from graph_passes.errors import GraphError, summarise
 from graph_passes.messages import FunctionDef, GraphDef, NodeDef
 from graph_passes.node_input import NodeInput, parse_input
@@ -42,74 +44,60 @@ class Graph:
         label: "" for the graph itself, else the function's name.
         container: the NodeDefs, as they stand in the message.
         arg_count: how many pseudo nodes (function arguments) come before the first NodeDef.
+        columns: names, ops and inputs of the NodeDefs.
         names, ops: by node number.
         ids: node number by name.
         in_start, in_src: inputs of node v are in_src[in_start[v] : in_start[v + 1]], in input order, data and control.
         out_start, out_dst: consumers of node v likewise; an edge from NextIteration to Merge is left out.
+        in_degrees: edges into each node, without those left out.
         ported: (consumer, producer, port) of every input that names an output other than by the bare name.
     """
 
-    def __init__(self, container: Sequence[NodeDef], args: Sequence[str] = (), label: str = "") -> None:
+    def __init__(
+        self,
+        container: Sequence[NodeDef],
+        args: Sequence[str] = (),
+        label: str = "",
+        columns: Columns | None = None,
+    ) -> None:
+        """`columns` are read from the nodes where they are not given.
+
+        Raises:
+            GraphError: two nodes share a name, or an input cannot be read or names no node.
+        """
+        columns = columns or columns_by_node(container)
         self.label = label
         self.container = container
+        self.columns = columns
         self.arg_count = len(args)
+        self.names = [*args, *columns.names] if args else columns.names
+        self.ops = ["_Arg"] * len(args) + columns.ops if args else columns.ops
+        self.ids = dict(zip(self.names, range(len(self.names))))
+        if len(self.ids) < len(self.names):
+            raise _duplicate_error(self.names, self.where)
+        starts = np.zeros(len(self.names) + 1, dtype=np.int64)
+        np.cumsum(columns.counts, out=starts[self.arg_count + 1 :])
+        self.in_start: list[int] = starts.tolist()
+        self.in_src, self.ported = resolve_inputs(
+            columns.inputs,
+            self.ids.get,
+            lambda edges: (np.searchsorted(starts, edges, side="right") - 1).tolist() if edges else [],
+            lambda number: self.where(self.names[number]),
+        )
+        self.out_start, self.out_dst, self.in_degrees = self._consumers(starts)
+
+    @classmethod
+    def of_graph(cls, graph_def: GraphDef) -> Graph:
+        """The index of a graph's own nodes."""
         with paused_gc():
-            self.names, self.ops, flat, counts = _columns(container, args)
-            self.ids = dict(zip(self.names, range(len(self.names))))
-            self._require_unique()
-            self.ported: list[tuple[int, int, int]] = []
-            self.in_start = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
-            self.in_src = self._resolve(flat)
-            self.out_start, self.out_dst = self._consumers()
+            return cls(graph_def.node, columns=columns_of_graph(graph_def))
 
     @classmethod
     def of_function(cls, function: FunctionDef) -> Graph:
         """The index of a function's body."""
         args = [arg.name for arg in function.signature.input_arg]
-        return cls(function.node_def, args, function.signature.name)
-
-    def rewritten(self, container: Sequence[NodeDef], changed: Sequence[int]) -> Graph:
-        """The index of a graph that differs from this one in some nodes and in nodes added at the end.
-
-        `changed` lists the numbers of the nodes that differ, ascending; names stay. Costs little where it is short.
-        """
-        graph = Graph.__new__(Graph)
-        graph.label, graph.container, graph.arg_count = self.label, container, self.arg_count
         with paused_gc():
-            fresh = [*changed, *range(len(self), self.arg_count + len(container))]
-            names, ops, flat, counts = _columns([container[n - self.arg_count] for n in fresh], ())
-            graph.names = self.names + names[len(changed) :]
-            graph.ops = self.ops + ops[len(changed) :]
-            for number, op in zip(changed, ops):
-                graph.ops[number] = op
-            graph.ids = {**self.ids, **dict(zip(names[len(changed) :], range(len(self), len(graph.names))))}
-            graph._require_unique()
-            graph._splice_edges(self, fresh, flat, counts)
-            graph.out_start, graph.out_dst = graph._consumers()
-        return graph
-
-    def _splice_edges(self, before: Graph, fresh: list[int], flat: list[str], counts: list[int]) -> None:
-        """Takes over the edges of unchanged nodes and resolves those of the fresh ones."""
-        replaced = set(fresh)
-        self.ported = [entry for entry in before.ported if entry[0] not in replaced]
-        all_counts = np.zeros(len(self), dtype=np.int64)
-        all_counts[: len(before)] = np.diff(before.in_start)
-        all_counts[fresh] = counts
-        self.in_start = [0, *np.cumsum(all_counts).tolist()]
-        # Only the fresh nodes' inputs are resolved, under their own numbers.
-        resolved = self._resolve(flat, np.repeat(fresh, counts).tolist())
-        edges: list[int] = []
-        kept_from = taken = 0
-        for number, count in zip(fresh, counts):
-            if number < len(before):
-                edges += before.in_src[kept_from : before.in_start[number]]
-                kept_from = before.in_start[number + 1]
-            elif kept_from < len(before.in_src):
-                edges += before.in_src[kept_from:]
-                kept_from = len(before.in_src)
-            edges += resolved[taken : taken + count]
-            taken += count
-        self.in_src = edges + before.in_src[kept_from:]
+            return cls(function.node_def, args, function.signature.name)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -118,8 +106,16 @@ class Graph:
         """The NodeDef of a node that is no function argument."""
         return self.container[number - self.arg_count]
 
+    def name(self, number: int) -> str:
+        """The name of a node."""
+        return self.names[number]
+
+    def op(self, number: int) -> str:
+        """The op of a node; `_Arg` for a function argument."""
+        return self.ops[number]
+
     def consumers(self, number: int) -> list[int]:
-        """Nodes that have an edge from this one, data or control, once per edge."""
+        """Nodes that have an edge from this one, data or control, once per edge; back edges of loops left out."""
         return self.out_dst[self.out_start[number] : self.out_start[number + 1]]
 
     def producers(self, number: int) -> list[int]:
@@ -140,97 +136,98 @@ class Graph:
         """How errors name a node of this graph."""
         return f"node {name} of function {self.label}" if self.label else f"node {name}"
 
-    def _require_unique(self) -> None:
-        if len(self.ids) == len(self.names):
-            return
-        seen: set[str] = set()
-        twice = [name for name in self.names if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
-        raise GraphError(
-            "node names are not unique",
-            where=self.where(twice[0]),
-            found=summarise(twice) + " more than once",
-            expected="each name once",
-            remedy="renaming one of them",
-        )
-
-    def _resolve(self, flat: list[str], owners: Sequence[int] | None = None) -> list[int]:
-        """Input texts to node numbers. Bare names resolve in one dictionary pass, the others are parsed.
-
-        `owners` gives the consumer of each text where they are not all of the graph's, in order.
-        """
-        sources = list(map(self.ids.get, flat))
-        unresolved = [edge for edge, source in enumerate(sources) if source is None]
-        if owners is None:
-            consumers = (np.searchsorted(self.in_start, unresolved, side="right") - 1).tolist()
-        else:
-            consumers = [owners[edge] for edge in unresolved]
-        dangling = []
-        for edge, owner in zip(unresolved, consumers):
-            text = flat[edge]
-            source = self.ids.get(text[1:]) if text.startswith("^") else self._resolve_port(text, owner)
-            if source is None:
-                dangling.append(f"{self.names[owner]} <- {text}")
-            sources[edge] = source
-        if dangling:
-            raise GraphError(
-                "an input names no node",
-                where=self.where(dangling[0].split(" <- ")[0]),
-                found=summarise(dangling),
-                expected="the name of a node of the same graph",
-                remedy="writing the graph again, whole",
-            )
-        return sources  # type: ignore[return-value]  # no None is left
-
-    def _resolve_port(self, text: str, owner: int) -> int | None:
-        try:
-            parsed = parse_input(text)
-        except ValueError as error:
-            raise GraphError(
-                "an input cannot be read",
-                where=self.where(self.names[owner]),
-                found=repr(text),
-                expected="name, name:port or ^name",
-                remedy="writing the graph again",
-            ) from error
-        source = self.ids.get(parsed.name)
-        if source is not None:
-            self.ported.append((owner, source, parsed.port))
-        return source
-
-    def _consumers(self) -> tuple[list[int], list[int]]:
+    def _consumers(self, in_starts: NDArray[np.int64]) -> tuple[list[int], list[int], list[int]]:
         sources = np.asarray(self.in_src, dtype=np.int32)
-        targets = np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.in_start))
-        forward = self._forward_edges(sources, targets)
-        if forward is not None:
+        targets = np.repeat(np.arange(len(self), dtype=np.int32), np.diff(in_starts))
+        if _NEXT_ITERATION.intersection(self.ops):
+            leaves = np.fromiter((op in _NEXT_ITERATION for op in self.ops), bool, len(self))
+            enters = np.fromiter((op in _MERGE for op in self.ops), bool, len(self))
+            forward = ~(leaves[sources] & enters[targets])
             sources, targets = sources[forward], targets[forward]
         by_source = np.argsort(sources, kind="stable")
         starts = np.zeros(len(self) + 1, dtype=np.int64)
         np.cumsum(np.bincount(sources, minlength=len(self)), out=starts[1:])
-        return starts.tolist(), targets[by_source].tolist()
-
-    def _forward_edges(self, sources: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
-        """A mask without the back edges of while loops; None where there are none."""
-        if not _NEXT_ITERATION.intersection(self.ops):
-            return None
-        leaves = np.fromiter((op in _NEXT_ITERATION for op in self.ops), bool, len(self))
-        enters = np.fromiter((op in _MERGE for op in self.ops), bool, len(self))
-        return ~(leaves[sources] & enters[targets])
+        degrees = np.bincount(targets, minlength=len(self)) if len(targets) else np.zeros(len(self), np.int64)
+        return starts.tolist(), targets[by_source].tolist(), degrees.tolist()
 
 
-def _columns(container: Sequence[NodeDef], args: Sequence[str]) -> tuple[list[str], list[str], list[str], list[int]]:
-    """Names, ops, all inputs in one list, and the number of inputs of each node."""
-    names, ops, flat = list(args), ["_Arg"] * len(args), []
-    counts = [0] * len(args)
-    for node in container:
-        names.append(node.name)
-        ops.append(node.op)
-        inputs = node.input
-        flat += inputs
-        counts.append(len(inputs))
-    return names, ops, flat, counts
+def resolve_inputs(
+    texts: list[str],
+    id_of: Callable[[str], int | None],
+    owners_of: Callable[[list[int]], list[int]],
+    label: Callable[[int], str],
+) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """Input texts to node numbers, and the (consumer, producer, port) of those that name a port.
+
+    Bare names resolve in one pass; only what is left is looked at one by one. `owners_of` gives the consumers of
+    texts by their positions, `label` a consumer's place for errors.
+
+    Raises:
+        GraphError: an input cannot be read or names no node.
+    """
+    sources = list(map(id_of, texts))
+    rest = []
+    for edge in [edge for edge, source in enumerate(sources) if source is None]:
+        text = texts[edge]
+        source = id_of(text[1:]) if text[:1] == "^" else None
+        if source is None:
+            rest.append(edge)
+        else:
+            sources[edge] = source
+    ported, dangling = [], []
+    for edge, owner in zip(rest, owners_of(rest)):
+        try:
+            parsed = parse_input(texts[edge])
+        except ValueError as error:
+            raise _unreadable(label(owner), texts[edge]) from error
+        source = id_of(parsed.name)
+        if source is None:
+            dangling.append((owner, texts[edge]))
+        else:
+            sources[edge] = source
+            ported.append((owner, source, parsed.port))
+    if dangling:
+        raise _dangling(label(dangling[0][0]), [f"{label(owner)} <- {text}" for owner, text in dangling])
+    return sources, ported  # type: ignore[return-value]  # no None is left
+
+
+def _unreadable(where: str, text: str) -> GraphError:
+    return GraphError(
+        "an input cannot be read",
+        where=where,
+        found=repr(text),
+        expected="name, name:port or ^name",
+        remedy="writing the graph again",
+    )
+
+
+def _dangling(where: str, found: Sequence[str]) -> GraphError:
+    return GraphError(
+        "an input names no node",
+        where=where,
+        found=summarise(found),
+        expected="the name of a node of the same graph",
+        remedy="writing the graph again, whole",
+    )
+
+
+def _duplicate_error(names: Sequence[str], where: Callable[[str], str]) -> GraphError:
+    seen: set[str] = set()
+    twice = []
+    for name in names:
+        if name in seen:
+            twice.append(name)
+        seen.add(name)
+    return GraphError(
+        "node names are not unique",
+        where=where(twice[0]),
+        found=summarise(twice) + " more than once",
+        expected="each name once",
+        remedy="renaming one of them",
+    )
 
 
 def graphs_of(graph_def: GraphDef) -> tuple[Graph, ...]:
     """The index of the graph itself, then of every function of its library, in library order."""
-    main = Graph(graph_def.node)
-    return (main, *(Graph.of_function(function) for function in graph_def.library.function))
+    functions = (Graph.of_function(function) for function in graph_def.library.function)
+    return (Graph.of_graph(graph_def), *functions)

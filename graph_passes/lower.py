@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from graph_passes.builder import NodeBuilder, cut_scope, fresh_scope
+from graph_passes.edit import EditWriter
 from graph_passes.errors import PassError
 from graph_passes.frames import frames_of
-from graph_passes.graph import Graph
 from graph_passes.messages import GraphDef, NodeDef, dtype_name, types_pb2
 from graph_passes.node_input import parse_input
 from graph_passes.op_tables import ALL_REDUCE_OP, COLLECTIVE_OP, GROUP_ATTR, MERGE_OP, MOCK_ATTR, REDUCTION_ATTR
 from graph_passes.order import breadth_first_order
 from graph_passes.pipeline import GraphItem, PassResult
-from graph_passes.rewrite import Target, replace_node, targets
+from graph_passes.rewrite import replace_node
 
 WORLD_GROUP = "hccl_world_group"
 
@@ -80,20 +80,21 @@ class Lower:
             PassError: a type or a reduction that the form cannot express.
         """
         item = item.indexed()
-        graphs = item.graphs or ()
-        count = sum(graph.ops.count(ALL_REDUCE_OP) for graph in graphs)
+        writers = item.writers(graph.label for graph in item.graphs or ())
+        numbers = {label: list(writer.numbers_of(ALL_REDUCE_OP)) for label, writer in writers.items()}
+        count = sum(map(len, numbers.values()))
         if not count:
             return PassResult(item, notes=("nothing to lower",))
-        output = GraphDef()
-        # The graph that fuse has just written belongs to nobody else, but passes never rely on that.
-        output.CopyFrom(item.graph_def)
-        keys = group_keys(_groups(graphs))
+        nodes = [writers[label].current(number) for label, found in numbers.items() for number in found]
+        keys = group_keys(node.attr["group"].s.decode("utf-8") for node in nodes)
+        touched = {label: writer for label, writer in writers.items() if numbers[label]}
         instance, casts = 0, []
-        for target in targets(output, graphs):
-            lowered = _lower_graph(target, self, keys, instance)
+        for label, writer in touched.items():
+            lowered = _lower_graph(writer, numbers[label], self, keys, instance)
             instance += len(lowered)
             casts += [note for note in lowered if note]
-        return PassResult(item.rewritten(output), True, (f"{count} reductions lowered to {self.form.value}", *casts))
+        note = f"{count} reductions lowered to {self.form.value}"
+        return PassResult(item.edited(touched), True, (note, *casts))
 
     def ensures(self, item: GraphItem) -> None:
         """Pass verify checks the result."""
@@ -122,31 +123,23 @@ def group_keys(groups: Iterable[str]) -> dict[str, int]:
     return keys
 
 
-def _groups(graphs: Sequence[Graph]) -> set[str]:
-    return {
-        graph.node(number).attr["group"].s.decode("utf-8")
-        for graph in graphs
-        for number, op in enumerate(graph.ops)
-        if op == ALL_REDUCE_OP
-    }
-
-
-def _lower_graph(target: Target, lower: Lower, keys: dict[str, int], instance: int) -> list[str]:
+def _lower_graph(
+    writer: EditWriter, numbers: Sequence[int], lower: Lower, keys: dict[str, int], instance: int
+) -> list[str]:
     """Lowers one graph; one note for each reduction, "" where there is nothing to say."""
-    graph = target.graph
-    numbers = [number for number, op in enumerate(graph.ops) if op == ALL_REDUCE_OP]
-    if not numbers:
-        return []
+    graph = writer.graph
     frames = frames_of(graph, breadth_first_order(graph)) if "Enter" in graph.ops else None
     notes = []
     for position, number in enumerate(numbers):
-        node = target.node(number)
-        writer = _Writer(target.builder, node, bool(frames and frames[number]))
+        node = writer.node(number)
+        # What fuse has added stands outside all loops: it fuses nothing inside one.
+        is_in_frame = bool(frames and number < len(graph) and frames[number])
+        reduction = _Writer(writer.builder, node, is_in_frame)
         if lower.form is Form.MOCK:
-            notes.append(writer.mock(lower.ranks))
+            notes.append(reduction.mock(lower.ranks))
         else:
             key = keys[node.attr["group"].s.decode("utf-8")]
-            notes.append(writer.collective(lower, key, instance + position + 1))
+            notes.append(reduction.collective(lower, key, instance + position + 1))
     return notes
 
 
@@ -191,11 +184,23 @@ class _Writer:
             op, inputs = "Identity", [self.tensor]
         else:
             op = "Mul" if self.reduction == "sum" else "Pow"
-            inputs = [self.tensor, self._constant("ranks", ranks, self.dtype)]
+            inputs = [self.tensor, self._ranks_constant(ranks)]
         reduced = self.builder.add(leaf, op, inputs + self.controls, self.device, types={"T": self.dtype})
         reduced.attr[MOCK_ATTR].i = ranks
         self._finish(reduced, self.builder.ref(leaf, {"Mul": "z", "Pow": "z"}.get(op, "output")))
         return ""
+
+    def _ranks_constant(self, ranks: int) -> str:
+        try:
+            return self._constant("ranks", ranks, self.dtype)
+        except (KeyError, OverflowError, FloatingPointError) as error:
+            raise PassError(
+                "the form mock cannot compute with this type",
+                where=f"node {self.name}",
+                found=f"{dtype_name(self.dtype)} and {ranks} ranks",
+                expected="a numeric type that can hold the number of ranks",
+                remedy="fewer ranks, or the form collective",
+            ) from error
 
     def collective(self, lower: Lower, group_key: int, instance_key: int) -> str:
         """CollectiveReduceV2, with casts around it where the runtime lacks the type."""

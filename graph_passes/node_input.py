@@ -12,11 +12,10 @@ from __future__ import annotations
 
 __all__ = ["NodeInput", "parse_input", "producer_name"]
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class NodeInput:
+class NodeInput(NamedTuple):
     """One input of a node. `arg` is empty outside function bodies; `port` is -1 on a control edge."""
 
     name: str
@@ -47,7 +46,7 @@ def parse_input(text: str) -> NodeInput:
     parts = text.split(":")
     if len(parts) == 1:
         return NodeInput(text)
-    if not parts[-1].isdecimal() or len(parts) > 3 or not parts[0]:
+    if len(parts) > 3 or not all(parts) or not (parts[-1].isascii() and parts[-1].isdecimal()):
         raise ValueError(f"{text!r} is not an input (name, name:port, ^name or name:arg:port)")
     return NodeInput(parts[0], int(parts[-1]), parts[1] if len(parts) == 3 else "")
 

@@ -14,6 +14,9 @@ __all__ = [
     "MOCK_ATTR",
     "REDUCTION_ATTR",
     "TrainingOp",
+    "flat_port",
+    "fixed_outputs",
+    "has_output",
     "output_counts",
     "training_ops",
 ]
@@ -67,12 +70,36 @@ def _outputs() -> dict[str, Any]:
     return {**_load("outputs"), ALL_REDUCE_OP: "output"}
 
 
+@functools.cache
+def fixed_outputs() -> Mapping[str, int]:
+    """The number of outputs of each op that always has the same."""
+    return {op: len(args.split()) for op, args in _outputs().items() if ":" not in args}
+
+
+def has_output(node: NodeDef, port: int) -> bool:
+    """False where a node is known to have no output of this number."""
+    counts = output_counts(node)
+    return counts is None or port < sum(counts.values())
+
+
 def output_counts(node: NodeDef) -> dict[str, int] | None:
     """Number of tensors of each output of a node, in order; None for an op that is not TensorFlow's."""
     described = _outputs().get(node.op)
     if described is None:
         return None
     return {arg.partition(":")[0]: _arg_count(node, arg) for arg in described.split()}
+
+
+def flat_port(node: NodeDef, arg: str, port: int) -> int | None:
+    """The number that output `arg:port` of a node has among all its outputs; None where the op does not tell."""
+    if not arg:
+        return port
+    before = 0
+    for name, count in (output_counts(node) or {}).items():
+        if name == arg:
+            return before + port
+        before += count
+    return None
 
 
 def _arg_count(node: NodeDef, arg: str) -> int:

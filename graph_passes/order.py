@@ -24,13 +24,6 @@ def _is_data_like(op: str) -> bool:
     return op == "_Arg" or op.startswith(("Placeholder", "IteratorGetNext")) or op.endswith("Recv")
 
 
-def _in_degrees(graph: Graph) -> list[int]:
-    degrees = [0] * len(graph)
-    for target in graph.out_dst:
-        degrees[target] += 1
-    return degrees
-
-
 def breadth_first_order(graph: Graph) -> list[int]:
     """Node numbers in HCCL's order; O(nodes + edges), and a sort of the names released by one producer.
 
@@ -38,7 +31,7 @@ def breadth_first_order(graph: Graph) -> list[int]:
         GraphError: the graph has a cycle; one is printed.
     """
     with paused_gc():
-        waiting = _in_degrees(graph)
+        waiting = graph.in_degrees.copy()
         order = _emit(graph, waiting)
     if len(order) < len(graph):
         raise _cycle_error(graph, waiting)
@@ -71,9 +64,8 @@ def _emit(graph: Graph, waiting: list[int]) -> list[int]:
 
 def _roots(graph: Graph, waiting: Sequence[int]) -> list[int]:
     roots = [number for number, degree in enumerate(waiting) if not degree]
-    data_like = [number for number in roots if _is_data_like(graph.ops[number])]
-    others = [number for number in roots if not _is_data_like(graph.ops[number])]
-    return data_like + others
+    # A stable sort: node-list order within the data-like ones and within the others.
+    return sorted(roots, key=lambda number: not _is_data_like(graph.ops[number]))
 
 
 def find_cycle(graph: Graph, waiting: Sequence[int]) -> list[int]:

@@ -10,37 +10,39 @@ from __future__ import annotations
 
 __all__ = ["GraphItem", "GraphPass", "Observer", "PassResult", "Pipeline"]
 
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
+from graph_passes.edit import Edit, Edited, EditWriter, GraphEdit
 from graph_passes.errors import HcclFusionError, PassError
-from graph_passes.graph import Graph, graphs_of
+from graph_passes.graph import Graph, graphs_of, paused_gc
 from graph_passes.messages import GraphDef
 from graph_passes.sections import Gradient, Part, Section, Single
 
 
 @dataclass(frozen=True)
 class GraphItem:
-    """A graph and what is known of it so far.
+    """A graph, what is known of it, and what is to change in it.
 
     Attributes:
-        graph_def: never changed in place.
+        source: the graph that came in; never changed.
         fetch, feed, keep: names of nodes (or tensors) that are fetched, fed, or to be left alone.
-        original, original_graphs: the graph before it was rewritten and its index; None where it was not.
+        edit: what the passes so far change; `graph_def` is the source with it.
+        graphs: the index of the source and of its functions.
+        orders: the breadth-first order of each of `graphs`, set by find.
         gradients: every all-reduce, set by find.
         sections, singles: set by index; singles grows where plan finds more.
         parts: what to fuse, set by plan.
-        orders: the breadth-first order of each graph of `graphs`, set by find.
     """
 
-    graph_def: GraphDef = field(repr=False)
+    source: GraphDef = field(repr=False)
     fetch: tuple[str, ...] = ()
     feed: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
-    original: GraphDef | None = field(default=None, repr=False)
-    original_graphs: tuple[Graph, ...] | None = field(default=None, repr=False)
+    edit: Edit = field(default_factory=Edit, repr=False)
     graphs: tuple[Graph, ...] | None = field(default=None, repr=False)
     orders: tuple[list[int], ...] | None = field(default=None, repr=False)
     gradients: tuple[Gradient, ...] | None = field(default=None, repr=False)
@@ -48,20 +50,33 @@ class GraphItem:
     singles: tuple[Single, ...] = field(default=(), repr=False)
     parts: tuple[Part, ...] | None = field(default=None, repr=False)
 
-    def rewritten(self, graph_def: GraphDef) -> GraphItem:
-        """This item with another graph; what the first one was is kept for verify."""
-        return replace(
-            self,
-            graph_def=graph_def,
-            original=self.original or self.graph_def,
-            original_graphs=self.original_graphs if self.original else self.graphs,
-            graphs=None,
-            orders=None,
-        )
+    @functools.cached_property
+    def result(self) -> Edited:
+        """The graph as the passes so far leave it, with its bytes where they are at hand."""
+        return self.edit.apply(self.source, self.graphs or ())
+
+    @property
+    def graph_def(self) -> GraphDef:
+        """The graph as the passes so far leave it; the source itself where they change nothing."""
+        return self.result.graph_def
 
     def indexed(self) -> GraphItem:
         """This item with the index of its graphs, built where it is not there yet."""
-        return self if self.graphs is not None else replace(self, graphs=graphs_of(self.graph_def))
+        return self if self.graphs is not None else replace(self, graphs=graphs_of(self.source))
+
+    def writers(self, labels: Iterable[str]) -> dict[str, EditWriter]:
+        """A writer for each of these graphs ("" or a function's name), in the order of the library."""
+        wanted = set(labels)
+        return {
+            graph.label: EditWriter(graph, self.edit.graphs.get(graph.label, GraphEdit()))
+            for graph in self.graphs or ()
+            if graph.label in wanted
+        }
+
+    def edited(self, writers: Mapping[str, EditWriter]) -> GraphItem:
+        """This item with what the writers wrote."""
+        finished = {label: writer.finish() for label, writer in writers.items()}
+        return replace(self, edit=Edit({**self.edit.graphs, **finished}))
 
 
 @dataclass(frozen=True)
@@ -106,6 +121,10 @@ class Pipeline:
         Raises:
             HcclFusionError: a pass refused the graph; `pass_name` and `passes_before` say where.
         """
+        with paused_gc():
+            return self._run(item)
+
+    def _run(self, item: GraphItem) -> PassResult:
         modified = False
         notes: list[str] = []
         done: list[str] = []

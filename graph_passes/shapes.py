@@ -13,9 +13,13 @@ import struct
 
 from graph_passes.graph import Graph
 from graph_passes.messages import AttrValue, NodeDef, TensorProto, TensorShapeProto
+from graph_passes.op_tables import flat_port
+from graph_passes.overlay import Overlay
 from graph_passes.sections import Shape
 
-_MAX_DEPTH = 64
+_Output = tuple[int, int]  # number of the node, number of its output
+
+_MAX_VALUES = 2**24
 _SAME_AS_INPUT_0 = frozenset({
     "Abs", "CheckNumerics", "ClipByValue", "Cast", "Elu", "Exp", "Identity", "Log", "Neg", "OnesLike",
     "PreventGradient", "Relu", "Relu6", "Rsqrt", "Selu", "Sigmoid", "Sign", "Snapshot",
@@ -31,16 +35,13 @@ _SIZES_IN_INPUT = {
     "Conv2DBackpropFilter": 1, "Conv3DBackpropFilterV2": 1, "DepthwiseConv2dNativeBackpropFilter": 1,
     "Conv2DBackpropInput": 0, "Conv3DBackpropInputV2": 0, "DepthwiseConv2dNativeBackpropInput": 0,
 }  # fmt: skip
-_SHAPE_ATTR = frozenset(
-    {"Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "VariableV2", "Variable", "VarHandleOp"}
-)
+_SHAPE_ATTR = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "VariableV2", "Variable"})
 
 
 def shape_of_proto(proto: TensorShapeProto) -> Shape:
     """The shape in a TensorShapeProto; None unless every dimension is known."""
-    if proto.unknown_rank or any(dim.size < 0 for dim in proto.dim):
-        return None
-    return tuple(int(dim.size) for dim in proto.dim)
+    sizes = tuple([dim.size for dim in proto.dim])
+    return None if proto.unknown_rank or (sizes and min(sizes) < 0) else sizes
 
 
 def _int_values(tensor: TensorProto) -> tuple[int, ...] | None:
@@ -49,11 +50,12 @@ def _int_values(tensor: TensorProto) -> tuple[int, ...] | None:
     for dim in tensor.tensor_shape.dim:
         count *= dim.size
     wide = tensor.dtype == 9  # DT_INT64
+    if not 0 <= count <= _MAX_VALUES:
+        return None
     if tensor.tensor_content:
-        code = f"<{count}{'q' if wide else 'i'}"
-        return (
-            struct.unpack(code, tensor.tensor_content) if len(tensor.tensor_content) == struct.calcsize(code) else None
-        )
+        size, code = (8, "q") if wide else (4, "i")
+        is_whole = len(tensor.tensor_content) == count * size
+        return struct.unpack(f"<{count}{code}", tensor.tensor_content) if is_whole else None
     values = tuple(tensor.int64_val if wide else tensor.int_val)
     if not values:
         return (0,) * count
@@ -61,76 +63,121 @@ def _int_values(tensor: TensorProto) -> tuple[int, ...] | None:
 
 
 class ShapeReader:
-    """Reads shapes of one graph's tensors, each node at most once."""
+    """Reads shapes of one graph's tensors, each node at most once. The graph must be acyclic, while loops aside."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph | Overlay) -> None:
         self._graph = graph
-        self._known: dict[tuple[int, int], Shape] = {}
+        self._known: dict[_Output, Shape] = {}
+        self._declared: dict[_Output, Shape] = {}
 
-    def shape(self, number: int, port: int = 0, depth: int = 0) -> Shape:
+    def shape(self, number: int, port: int = 0) -> Shape:
         """The static shape of an output; None where the nodes do not say it."""
-        if number < self._graph.arg_count or depth > _MAX_DEPTH:
-            return None
-        key = (number, port)
-        if key not in self._known:
-            self._known[key] = self._read(self._graph.node(number), number, port, depth)
-        return self._known[key]
+        pending: list[_Output] = [(number, port)]
+        opened: set[_Output] = set()
+        while pending:
+            output = pending[-1]
+            if output not in self._known and output not in opened:
+                opened.add(output)
+                pending += [source for source in self._sources(*output) if source not in self._known]
+                continue
+            pending.pop()
+            if output not in self._known:
+                self._known[output] = self._read(*output)
+        return self._known[number, port]
 
     def declared(self, number: int, port: int = 0) -> Shape:
         """What `_output_shapes` says of an output, alone."""
+        key = (number, port)
+        if key not in self._declared:
+            self._declared[key] = self._read_declared(number, port)
+        return self._declared[key]
+
+    def _read_declared(self, number: int, port: int) -> Shape:
         if number < self._graph.arg_count:
             return None
-        node = self._graph.node(number)
-        if "_output_shapes" not in node.attr:
-            return None
-        shapes = node.attr["_output_shapes"].list.shape
-        return shape_of_proto(shapes[port]) if port < len(shapes) else None
+        value = self._graph.node(number).attr.get("_output_shapes")
+        return None if value is None else _listed(value, port)
 
     def constant_ints(self, number: int) -> tuple[int, ...] | None:
         """The values of an integer Const."""
-        node = None if number < self._graph.arg_count else self._graph.node(number)
+        node = self._node(number)
         if node is None or node.op != "Const" or node.attr["dtype"].type not in (3, 9):
             return None
         return _int_values(node.attr["value"].tensor)
 
-    def _read(self, node: NodeDef, number: int, port: int, depth: int) -> Shape:
+    def input_output(self, number: int, position: int) -> tuple[int, int] | None:
+        """The output that an input reads: its node and the number that it has there; None where that is not known."""
+        inputs = self._graph.inputs(number)
+        if position >= len(inputs) or inputs[position].is_control:
+            return None
+        source = self._graph.producers(number)[position]
+        node = self._node(source)
+        port = 0 if node is None else flat_port(node, inputs[position].arg, inputs[position].port)
+        return None if port is None else (source, port)
+
+    def _node(self, number: int) -> NodeDef | None:
+        """None for a function's argument."""
+        return None if number < self._graph.arg_count else self._graph.node(number)
+
+    def _sources(self, number: int, port: int) -> list[_Output]:
+        """The outputs whose shapes decide over this one's."""
+        node = self._node(number)
+        if node is None or port or self.declared(number) is not None:
+            return []
+        count = 1 if node.op in _SAME_AS_INPUT_0 else len(node.input) if node.op in _ELEMENTWISE else 0
+        return [source for source in (self.input_output(number, i) for i in range(count)) if source is not None]
+
+    def _read(self, number: int, port: int) -> Shape:
+        node = self._node(number)
         declared = self.declared(number, port)
-        if declared is not None:
+        if node is None or declared is not None:
             return declared
+        written = self.written(number, port)
+        return written if written is not None or port else self._computed(node, number)
+
+    def written(self, number: int, port: int = 0) -> Shape:
+        """What a node itself says of its output's shape, by its attributes or by a constant input."""
+        node = self._node(number)
+        if node is None:
+            return None
         if node.op in _SHAPE_ATTR:
             return shape_of_proto(node.attr["shape"].shape) if "shape" in node.attr else None
         if node.op == "Const":
             return shape_of_proto(node.attr["value"].tensor.tensor_shape)
         if node.op == "IteratorGetNext":
             return _listed(node.attr["output_shapes"], port)
-        if port:
+        return self._sizes_in_input(number, _SIZES_IN_INPUT[node.op]) if node.op in _SIZES_IN_INPUT else None
+
+    def _sizes_in_input(self, number: int, position: int) -> Shape:
+        source = self.input_output(number, position)
+        sizes = self.constant_ints(source[0]) if source else None
+        return sizes if sizes is not None and min(sizes, default=0) >= 0 else None
+
+    def _computed(self, node: NodeDef, number: int) -> Shape:
+        if node.op == "ReadVariableOp":
+            return self._variable_shape(number)
+        if node.op in _SAME_AS_INPUT_0:
+            return self._input_shape(number, 0)
+        return self._broadcast(node, number) if node.op in _ELEMENTWISE else None
+
+    def _variable_shape(self, number: int) -> Shape:
+        """What a VarHandleOp holds; its own output is a handle, a scalar."""
+        source = self.input_output(number, 0)
+        handle = self._node(source[0]) if source else None
+        if handle is None or handle.op != "VarHandleOp" or "shape" not in handle.attr:
             return None
-        return self._computed(node, number, depth)
+        return shape_of_proto(handle.attr["shape"].shape)
 
-    def _computed(self, node: NodeDef, number: int, depth: int) -> Shape:
-        if node.op in _SIZES_IN_INPUT:
-            sizes = self.constant_ints(self._graph.producers(number)[_SIZES_IN_INPUT[node.op]])
-            return sizes if sizes is not None and min(sizes, default=0) >= 0 else None
-        if node.op in _SAME_AS_INPUT_0 or node.op == "ReadVariableOp":
-            return self._input_shape(number, 0, depth)
-        if node.op in _ELEMENTWISE:
-            return self._broadcast(number, depth)
-        return None
+    def _input_shape(self, number: int, position: int) -> Shape:
+        source = self.input_output(number, position)
+        return None if source is None else self._known.get(source)
 
-    def _input_shape(self, number: int, position: int, depth: int) -> Shape:
-        inputs = self._graph.inputs(number)
-        if position >= len(inputs) or inputs[position].is_control or inputs[position].arg:
-            return None
-        return self.shape(self._graph.producers(number)[position], inputs[position].port, depth + 1)
-
-    def _broadcast(self, number: int, depth: int) -> Shape:
+    def _broadcast(self, node: NodeDef, number: int) -> Shape:
         """Only the plain cases: equal shapes, and scalars beside one shape."""
-        count = sum(not text.is_control for text in self._graph.inputs(number))
-        shapes = {self._input_shape(number, position, depth) for position in range(count)}
-        if None in shapes:
-            return None
+        count = sum(not text.startswith("^") for text in node.input)
+        shapes = {self._input_shape(number, position) for position in range(count)}
         shaped = shapes - {()}
-        if len(shaped) > 1:
+        if None in shapes or not shapes or len(shaped) > 1:
             return None
         return next(iter(shaped), ())
 

@@ -62,15 +62,15 @@ def _first(data: bytes, field: Field, number: int) -> Field | None:
     return next((f for f in fields(data, field.payload, field.end) if f.number == number), None)
 
 
-def _kind_by_field_1(data: bytes, field: Field) -> GraphKind:
+def _kind_by_field_1(data: bytes, field: Field) -> GraphKind | None:
+    """None where it can be a node without an op as well as a MetaInfoDef without a list of ops."""
     if field.wire_type == VARINT:
         return GraphKind.SAVED_MODEL
     op = _first(data, field, 2)
     if op is not None and op.wire_type == BYTES and _OP_NAME.match(data[op.payload : op.end]):
         return GraphKind.GRAPH_DEF
     name = _first(data, field, 1)
-    # A node without an op is a broken GraphDef, and is reported as one further on.
-    return GraphKind.GRAPH_DEF if op is None and name is not None else GraphKind.META_GRAPH_DEF
+    return None if op is None and name is not None else GraphKind.META_GRAPH_DEF
 
 
 def _kind_by_field_2(data: bytes, field: Field) -> GraphKind:
@@ -88,9 +88,20 @@ def kind_of_binary(data: bytes) -> GraphKind:
     Raises:
         WireError: the bytes are no protobuf message, or none of the three.
     """
-    first = next(fields(data), None)
-    if first is None:
-        raise WireError(0, "no field")
+    has_nodes = False
+    for field in fields(data):
+        kind = _kind_by_field(data, field)
+        if kind is not None:
+            return kind
+        has_nodes |= field.number == 1
+    if not has_nodes:
+        raise WireError(0, "no field of a graph")
+    # Nodes without an op are a broken GraphDef, and are reported as one further on.
+    return GraphKind.GRAPH_DEF
+
+
+def _kind_by_field(data: bytes, first: Field) -> GraphKind | None:
+    """None where this field alone does not decide."""
     if first.number == 1:
         return _kind_by_field_1(data, first)
     if first.number == 2:
@@ -103,7 +114,7 @@ def kind_of_binary(data: bytes) -> GraphKind:
         return GraphKind.GRAPH_DEF if is_versions else GraphKind.META_GRAPH_DEF
     if first.number in (5, 6, 7):
         return GraphKind.META_GRAPH_DEF
-    raise WireError(first.start, f"unknown field {first.number}")
+    return None
 
 
 def kind_of_text(text: str) -> GraphKind | None:

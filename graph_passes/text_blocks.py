@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["text_blocks"]
+__all__ = ["text_blocks", "unclosed_brace"]
 
 import re
 
@@ -12,7 +12,7 @@ _TOKEN = re.compile(r"""#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[A-Za-z_
 def text_blocks(text: str, field: str, start: int = 0, end: int | None = None) -> list[tuple[int, int]]:
     """The content ranges of every `field { … }` that stands at the outermost level of text[start:end].
 
-    An unclosed block is left out: the parser finds and reports it.
+    An unclosed block is left out; see `unclosed_brace`.
     """
     blocks: list[tuple[int, int]] = []
     depth = 0
@@ -32,3 +32,15 @@ def text_blocks(text: str, field: str, start: int = 0, end: int | None = None) -
         elif token != ":" and depth == 0 and token[0] not in "#\"'":
             last_name = token
     return blocks
+
+
+def unclosed_brace(text: str) -> int | None:
+    """Where the outermost brace stands that is never closed; None where all are."""
+    opened: list[int] = []
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        if token in "{<":
+            opened.append(match.start())
+        elif token in "}>" and opened:
+            opened.pop()
+    return opened[0] if opened else None

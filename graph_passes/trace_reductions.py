@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from graph_passes.graph import Graph
 from graph_passes.messages import NodeDef
 from graph_passes.op_tables import ALL_REDUCE_OP, COLLECTIVE_OP, GROUP_ATTR, MERGE_OP, MOCK_ATTR, REDUCTION_ATTR
+from graph_passes.overlay import Overlay
 from graph_passes.sections import Gradient
 from graph_passes.shapes import ShapeReader
 
@@ -34,7 +35,7 @@ class _Uses:
     instances: dict[int, int] = field(default_factory=dict)
 
 
-def check_reductions(before: Graph, after: Graph, gradients: Sequence[Gradient]) -> list[str]:
+def check_reductions(before: Graph, after: Overlay, gradients: Sequence[Gradient]) -> list[str]:
     """What is wrong with the reductions; empty where each gradient is reduced exactly once, as it was."""
     tracer = _Tracer(before, after)
     findings = []
@@ -47,7 +48,7 @@ def check_reductions(before: Graph, after: Graph, gradients: Sequence[Gradient])
 
 
 class _Tracer:
-    def __init__(self, before: Graph, after: Graph) -> None:
+    def __init__(self, before: Graph, after: Overlay) -> None:
         self.before = before
         self.after = after
         self.reader = ShapeReader(after)
@@ -60,7 +61,7 @@ class _Tracer:
             self._same_reduction(gradient, node)
             return
         number, port = self._behind(gradient.node)
-        if self.after.ops[number] == "SplitV":
+        if self.after.op(number) == "SplitV":
             self._split_piece(gradient, node, number, port)
             number, _ = self._behind(number)
         elif node.op == "Reshape":
@@ -74,35 +75,34 @@ class _Tracer:
     def unserved(self) -> list[str]:
         """Reductions, or inputs of them, that serve no gradient."""
         findings = []
-        for number, op in enumerate(self.after.ops):
-            if not (op in (ALL_REDUCE_OP, COLLECTIVE_OP) or self._is_mock(number)):
-                continue
-            if number < len(self.before) and self.before.ops[number] == op:
+        for number in self.after.fresh:
+            is_old = number < len(self.before) and self.before.op(number) == self.after.op(number)
+            if is_old or not self._is_reduction(number):
                 continue
             count = self._joined_count(number)
             served = sum((number, port) in self.uses.served for port in range(count))
             if served != count:
-                findings.append(f"reduction {self.after.names[number]} reduces {count - served} tensors for nobody")
+                findings.append(f"reduction {self.after.name(number)} reduces {count - served} tensors for nobody")
         return findings
 
     def _is_mock(self, number: int) -> bool:
-        if self.after.ops[number] not in ("Mul", "Pow", "Identity") or number < self.after.arg_count:
+        if self.after.op(number) not in ("Mul", "Pow", "Identity") or number < self.after.arg_count:
             return False
         return MOCK_ATTR in self.after.node(number).attr
 
     def _is_reduction(self, number: int) -> bool:
-        return self.after.ops[number] in (ALL_REDUCE_OP, COLLECTIVE_OP) or self._is_mock(number)
+        return self.after.op(number) in (ALL_REDUCE_OP, COLLECTIVE_OP) or self._is_mock(number)
 
     def _behind(self, number: int) -> tuple[int, int]:
         """The SplitV or reduction that a node's first input comes from, over Identity and Cast, and its output."""
         for _ in range(8):
             text = self.after.inputs(number)[0]
             number = self.after.producers(number)[0]
-            if self._is_reduction(number) or self.after.ops[number] == "SplitV":
+            if self._is_reduction(number) or self.after.op(number) == "SplitV":
                 return number, text.port
-            if self.after.ops[number] not in ("Identity", "Cast"):
+            if self.after.op(number) not in ("Identity", "Cast"):
                 break
-        raise _TraceError(f"comes from {self.after.names[number]}, which is no reduction")
+        raise _TraceError(f"comes from {self.after.name(number)}, which is no reduction")
 
     def _same_reduction(self, gradient: Gradient, node: NodeDef) -> None:
         found = (node.attr["group"].s.decode(), node.attr["reduction"].s.decode(), node.input[0])
@@ -116,7 +116,7 @@ class _Tracer:
     def _split_piece(self, gradient: Gradient, node: NodeDef, split: int, port: int) -> None:
         sizes = self.reader.constant_ints(self.after.producers(split)[1])
         if sizes is None or port >= len(sizes) or sizes[port] != gradient.elements:
-            raise _TraceError(f"gets piece {port} of {self.after.names[split]}, of another size")
+            raise _TraceError(f"gets piece {port} of {self.after.name(split)}, of another size")
         shape = gradient.shape
         if node.op == "Reshape":
             shape = self.reader.constant_ints(self.after.producers(gradient.node)[1])
@@ -155,11 +155,11 @@ class _Tracer:
         """The producer of what a reduction reduces, over the cast to a wider type."""
         source = self.after.producers(number)[0]
         is_new = source >= len(self.before)
-        return self.after.producers(source)[0] if is_new and self.after.ops[source] == "Cast" else source
+        return self.after.producers(source)[0] if is_new and self.after.op(source) == "Cast" else source
 
     def _joined_count(self, number: int) -> int:
         source = self._reduced_input(number)
-        is_joined = source >= len(self.before) and self.after.ops[source] == "ConcatV2"
+        is_joined = source >= len(self.before) and self.after.op(source) == "ConcatV2"
         return int(self.after.node(source).attr["N"].i) if is_joined else 1
 
     def _right_tensor(self, gradient: Gradient, number: int, port: int) -> None:
@@ -169,7 +169,7 @@ class _Tracer:
             if self.after.node(consumer).input[position] == gradient.tensor:
                 return
             source = self.after.producers(consumer)[position]
-            op = self.after.ops[source]
+            op = self.after.op(source)
             if source < len(self.before) or op not in ("Cast", "ConcatV2", "Reshape"):
                 break
             consumer, position = source, port if op == "ConcatV2" else 0
@@ -178,4 +178,4 @@ class _Tracer:
     def _once(self, gradient: Gradient, number: int, port: int) -> None:
         other = self.uses.served.setdefault((number, port), gradient.name)
         if other != gradient.name:
-            raise _TraceError(f"shares its piece of {self.after.names[number]} with {other}")
+            raise _TraceError(f"shares its piece of {self.after.name(number)} with {other}")

@@ -76,11 +76,14 @@ def _feeds(graph: Graph, producer: int, consumer: int, position: int | None = No
 
 
 def _add_variable(graph: Graph, training_op: int, found: set[int]) -> None:
-    number = graph.producers(training_op)[0]
+    number = training_op
     for _ in range(_MAX_VISITED):
+        sources = graph.producers(number)
+        if not sources:
+            return
+        number = sources[0]
         if graph.ops[number] in _VARIABLES:
             found.add(number)
             return
         if graph.ops[number] not in _BACK:
             return
-        number = graph.producers(number)[0]

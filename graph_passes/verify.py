@@ -13,18 +13,18 @@ from __future__ import annotations
 
 __all__ = ["Verify", "verify_rewrite"]
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from graph_passes.changes import changed_in_graph, changed_nodes
 from graph_passes.errors import GraphError, VerificationError, summarise
 from graph_passes.graph import Graph, graphs_of
 from graph_passes.messages import FunctionDef, GraphDef, NodeDef
-from graph_passes.op_tables import output_counts
-from graph_passes.order import breadth_first_order
+from graph_passes.op_tables import fixed_outputs, has_output
+from graph_passes.overlay import Overlay
 from graph_passes.pipeline import GraphItem, PassResult
-from graph_passes.rewrite import kept_attrs
+from graph_passes.rewrite import has_same_kept_attrs
 from graph_passes.sections import Gradient
 from graph_passes.trace_reductions import check_reductions, type_of
 
@@ -44,9 +44,9 @@ class Verify:
         Raises:
             VerificationError: with every finding of the first kind that was found.
         """
-        if item.original is None:
+        if not item.edit:
             return PassResult(item, notes=("nothing was rewritten",))
-        findings = verify_rewrite(item.original, item.graph_def, item.gradients or (), item.original_graphs)
+        findings = verify_rewrite(item.source, item.graph_def, item.gradients or (), item.graphs, item.result.content)
         if findings:
             raise VerificationError(
                 "the rewritten graph is not the original's equal",
@@ -65,38 +65,48 @@ def verify_rewrite(
     after: GraphDef,
     gradients: Sequence[Gradient],
     before_graphs: Sequence[Graph] | None = None,
+    after_content: bytes | None = None,
 ) -> list[str]:
     """What is wrong with `after` as a rewritten `before`; empty where nothing is.
 
-    `gradients` are those that find saw in `before`; `before_graphs` spares building its index again.
+    `gradients` are those that find saw in `before`. `before_graphs`, its index, and `after_content`, the bytes that
+    `after` was parsed from, spare making them again.
     """
     graphs = before_graphs if before_graphs is not None else graphs_of(before)
     findings = _compare_library(before, after)
     if findings:
         return findings
-    after_containers = [after.node, *(function.node_def for function in after.library.function)]
-    for graph, container in zip(graphs, after_containers):
-        findings += _verify_graph(graph, container, [g for g in gradients if g.graph == graph.label])
+    containers = [after.node, *(function.node_def for function in after.library.function)]
+    for position, (graph, container) in enumerate(zip(graphs, containers)):
+        if len(container) < len(graph.container):
+            findings.append(f"{len(graph.container) - len(container)} old nodes are gone")
+            continue
+        changed = changed_nodes(graph, container) if position else changed_in_graph(graph, after, after_content)
+        findings += _verify_graph(graph, container, changed, [g for g in gradients if g.graph == graph.label])
     return findings
 
 
-def _verify_graph(graph: Graph, container: Sequence[NodeDef], gradients: Sequence[Gradient]) -> list[str]:
+def _verify_graph(
+    graph: Graph, container: Sequence[NodeDef], changed: Sequence[int], gradients: Sequence[Gradient]
+) -> list[str]:
     place = f" of function {graph.label}" if graph.label else ""
-    if len(container) < len(graph.container):
-        return [f"{len(graph.container) - len(container)} old nodes{place} are gone"]
-    changed = [
-        position + graph.arg_count
-        for position, differs in enumerate(map(operator.ne, graph.container, container))
-        if differs
-    ]
-    renamed = [n for n in changed if container[n - graph.arg_count].name != graph.names[n]]
-    if renamed:
-        return [f"old node {graph.names[n]}{place} is not at its place" for n in renamed]
+    if any(container[n - graph.arg_count].name != graph.names[n] for n in changed):
+        # Somebody else may have written the nodes in another order: their names decide.
+        by_name = {node.name: node for node in container}
+        old_names = graph.names[graph.arg_count :]
+        gone = [name for name in old_names if name not in by_name]
+        if gone:
+            return [f"old node {name}{place} is gone" for name in gone]
+        old = set(old_names)
+        container = [by_name[name] for name in old_names] + [node for node in container if node.name not in old]
+        changed = changed_nodes(graph, container)
     try:
-        after = graph.rewritten(container, changed)
-        breadth_first_order(after)
+        after = Overlay(graph, container, changed)
     except GraphError as error:
         return [str(error)]
+    cycle = after.find_cycle()
+    if cycle:
+        return [f"the rewritten graph{place} has a cycle: {' -> '.join([*cycle[:8], cycle[0]])}"]
     return [
         *_check_ports(after, place),
         *_check_untouched(graph, after, changed, {g.node for g in gradients}, place),
@@ -104,28 +114,28 @@ def _verify_graph(graph: Graph, container: Sequence[NodeDef], gradients: Sequenc
     ]
 
 
-def _check_ports(after: Graph, place: str) -> list[str]:
+def _check_ports(after: Overlay, place: str) -> list[str]:
+    if after.label:
+        return []  # a function's inputs name the output and count within it
     findings = []
-    for consumer, producer, port in after.ported:
-        if producer < after.arg_count:
+    fixed = fixed_outputs()
+    for consumer, producer, port in [*after.before.ported, *after.ported]:
+        if port < fixed.get(after.op(producer), 1):
             continue
-        counts = output_counts(after.node(producer))
-        if counts is not None and not after.label and port >= sum(counts.values()):
-            findings.append(f"{after.names[consumer]}{place} reads output {port} of {after.names[producer]}")
+        if consumer not in after.replaced and not has_output(after.node(producer), port):
+            findings.append(f"{after.name(consumer)}{place} reads output {port} of {after.name(producer)}")
     return findings
 
 
-def _check_untouched(before: Graph, after: Graph, changed: Sequence[int], members: set[int], place: str) -> list[str]:
+def _check_untouched(before: Graph, after: Overlay, changed: Sequence[int], members: set[int], place: str) -> list[str]:
     findings = []
     for number in changed:
         old, new = before.node(number), after.node(number)
         if number not in members:
-            # Messages with a NaN in them are unequal to themselves; bytes are not.
-            if old.SerializeToString(deterministic=True) != new.SerializeToString(deterministic=True):
-                findings.append(f"node {old.name}{place} was changed though it is no all-reduce")
+            findings.append(f"node {old.name}{place} was changed though it is no all-reduce")
         elif (old.attr["T"].type, old.device) != (type_of(new), new.device):
             findings.append(f"node {old.name}{place} has another type or device")
-        elif kept_attrs(old) != kept_attrs(new):
+        elif not has_same_kept_attrs(old, new):
             findings.append(f"node {old.name}{place} lost or changed an attribute")
     return findings
 

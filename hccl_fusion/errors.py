@@ -1,11 +1,11 @@
 """Errors of hccl_fusion; the root and the graph errors come from `graph_passes.errors`.
 
-    HcclFusionError
-    ├── GraphFileError, GraphError, ReductionError, PassError, VerificationError   (graph_passes)
-    ├── StrategyError (also a ValueError)   a strategy, a group or a list that HCCL would refuse
-    ├── PlanError                           a plan file is malformed or does not fit the graph
-    ├── UsageError                          options that contradict each other or are missing
-    └── NumericCheckError                   a graph cannot be run on in-process ranks
+HcclFusionError
+├── GraphFileError, GraphError, ReductionError, PassError, VerificationError   (graph_passes)
+├── StrategyError (also a ValueError)   a strategy, a group or a list that HCCL would refuse
+├── PlanError                           a plan file is malformed or does not fit the graph
+├── UsageError                          options that contradict each other or are missing
+└── NumericCheckError                   a graph cannot be run on in-process ranks
 """
 
 from __future__ import annotations

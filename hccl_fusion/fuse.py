@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DEFAULT_GROUP", "Emit", "FuseResult", "fuse", "list_gradients", "plan_graph"]
+__all__ = ["DEFAULT_GROUP", "Emit", "FuseResult", "fuse", "list_gradients", "plan_graph", "shape_inference"]
 
 import enum
 import os
@@ -93,7 +93,7 @@ def fuse(
     plans: list[Plan] = []
     decider = _decider(strategy, group, options or PlanOptions())
     passes = (
-        Find(_inference() if infer_shapes else None, allow_lowered=True),
+        Find(shape_inference() if infer_shapes else None, allow_lowered=True),
         Index(),
         PlanPass(decider, plans.append),
         *_writers(form, chain, ranks),
@@ -116,7 +116,7 @@ def plan_graph(
     """The plan of a graph, and its gradients in breadth-first order; arguments and errors as in `fuse`."""
     plans: list[Plan] = []
     passes: tuple[GraphPass, ...] = (
-        Find(_inference() if infer_shapes else None),
+        Find(shape_inference() if infer_shapes else None),
         Index(),
         PlanPass(_decider(strategy, group, options or PlanOptions()), plans.append),
     )
@@ -126,7 +126,7 @@ def plan_graph(
 
 def list_gradients(graph_def: GraphDef, *, infer_shapes: bool = True) -> tuple[Gradient, ...]:
     """Every all-reduce of a graph in breadth-first order; errors as in `fuse`."""
-    find = Find(_inference() if infer_shapes else None)
+    find = Find(shape_inference() if infer_shapes else None)
     return Pipeline((find,)).run(GraphItem(graph_def)).item.gradients or ()
 
 
@@ -196,7 +196,7 @@ def _warn_stale_lists(sections: Sequence[Section], strategy_of: Callable[[str], 
             stale_index_warning(group, counts)
 
 
-def _inference() -> InferShapes:
+def shape_inference() -> InferShapes:
     """TensorFlow's own shape inference; loaded only when it is called."""
 
     def infer(graph_def: GraphDef, gradients: Sequence[GradientId]) -> Mapping[GradientId, Shape]:

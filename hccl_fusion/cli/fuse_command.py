@@ -17,10 +17,11 @@ from hccl_fusion.cli.options import (
     strategy_of,
     strategy_options,
 )
-from hccl_fusion.cli.output import Progress, print_json, write_json
+from hccl_fusion.cli.output import Progress, print_json
 from hccl_fusion.cli.planning import naming_file
 from hccl_fusion.errors import UsageError
 from hccl_fusion.fuse import Emit, fuse
+from hccl_fusion.json_file import write_json
 from hccl_fusion.plan_json import plan_document
 
 

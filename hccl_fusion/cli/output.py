@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Progress", "human_bytes", "print_json", "print_table", "write_json"]
+__all__ = ["Progress", "human_bytes", "print_json", "print_table"]
 
 import json
 import sys
@@ -12,9 +12,7 @@ from typing import Any
 
 import click
 
-from graph_passes.atomic import replace_file
 from graph_passes.pipeline import GraphPass, PassResult
-from hccl_fusion.errors import HcclFusionError
 
 _PIPE_WIDTH = 100_000
 
@@ -34,20 +32,6 @@ def human_bytes(size_bytes: int | None) -> str:
 def print_json(document: dict[str, Any]) -> None:
     """One JSON document on stdout."""
     click.echo(json.dumps(document, indent=2, ensure_ascii=False))
-
-
-def write_json(path: str, document: dict[str, Any]) -> None:
-    """Writes a JSON file, whole or not at all.
-
-    Raises:
-        HcclFusionError: the file cannot be written.
-    """
-    try:
-        replace_file(path, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8"))
-    except OSError as error:
-        raise HcclFusionError(
-            "cannot write the file", where=path, found=error.strerror, expected="a writable place"
-        ) from error
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 from hccl_fusion.cli.options import common_options, plan_options, strategy_options
-from hccl_fusion.cli.output import print_json, write_json
+from hccl_fusion.cli.output import print_json
 from hccl_fusion.cli.planning import plan_file_graph
 from hccl_fusion.hccl_calls import hccl_calls
+from hccl_fusion.json_file import write_json
 from hccl_fusion.plan_json import plan_document
 
 

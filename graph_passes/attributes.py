@@ -16,9 +16,9 @@ _KIND_NAMES = {"s": "a string", "i": "an int", "f": "a float", "b": "a bool", "t
 
 def _attr(node: NodeDef, name: str, kind: str, where: str) -> Any:
     """The attribute's value in field `kind`; None where the node has no such attribute."""
-    if name not in node.attr:
+    value = node.attr.get(name)
+    if value is None:
         return None
-    value = node.attr[name]
     found = value.WhichOneof("value")
     if found != kind:
         shown = _KIND_NAMES.get(found, "no value")

@@ -6,10 +6,13 @@ __all__ = ["NodeBuilder", "cut_scope", "fresh_scope", "scope_of"]
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Union
 
 import numpy as np
 
 from graph_passes.messages import NodeDef, types_pb2
+
+Numbers = Union[int, float, Sequence[int]]
 
 MAX_NAME = 250
 _SUFFIX_ROOM = 50
@@ -45,7 +48,7 @@ def fresh_scope(wanted: str, leaves: Iterable[str], taken: Collection[str]) -> s
     return scope
 
 
-def _content(values: object, dtype: int) -> bytes:
+def _content(values: Numbers, dtype: int) -> bytes:
     if dtype == types_pb2.DT_BFLOAT16:
         bits = np.asarray(values, np.float32).view(np.uint32)
         return bytes(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes())
@@ -95,7 +98,7 @@ class NodeBuilder:
             node.attr[key].s = text.encode("utf-8")
         return node
 
-    def constant(self, name: str, values: object, dtype: int, device: str = "", control: Sequence[str] = ()) -> str:
+    def constant(self, name: str, values: Numbers, dtype: int, device: str = "", control: Sequence[str] = ()) -> str:
         """Appends a Const of a number or a list of numbers, and returns how to refer to it.
 
         Raises:
@@ -106,7 +109,7 @@ class NodeBuilder:
         tensor = node.attr["value"].tensor
         tensor.dtype = dtype
         tensor.tensor_shape.SetInParent()
-        for size in np.shape(values):  # type: ignore[arg-type]
+        for size in np.shape(values):
             tensor.tensor_shape.dim.add().size = size
         tensor.tensor_content = content
         return self.ref(name, "output")

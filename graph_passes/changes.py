@@ -1,7 +1,7 @@
 """Which nodes of a rewritten graph differ from the original's, byte for byte.
 
-Both graphs are compared as protobuf writes them, in runs: equal runs cost a memory comparison, and only where a run
-differs is it halved until the node is found.
+Where the bytes of both graphs are at hand they are compared in runs: equal runs cost a memory comparison, and only
+where a run differs is it halved until the node is found.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ def changed_nodes(before: Graph, after: Sequence[NodeDef]) -> list[int]:
 
 
 def changed_in_graph(before: Graph, after: GraphDef, content: bytes | None = None) -> list[int]:
-    """The same for a graph's own nodes, by runs of bytes where its index kept the bytes.
+    """The same for a graph's own nodes; by runs of bytes, where they are at hand.
 
-    `content` are the bytes that `after` was made from, where they are at hand.
+    `content` are the bytes that `after` was parsed from; those of the original are in its index.
     """
     columns = before.columns
-    if columns.content is None or columns.starts is None or columns.stops is None or not len(columns.starts):
+    if content is None or columns.content is None or columns.starts is None or columns.stops is None:
         return changed_nodes(before, after.node)
-    old, old_starts, old_stops = columns.content, columns.starts, columns.stops
-    new = after.SerializeToString(deterministic=True) if content is None else content
+    old, old_starts, old_stops, new = columns.content, columns.starts, columns.stops, content
     new_starts, new_stops = node_ranges(new)
     count = len(old_starts)
     resized = np.flatnonzero((old_stops - old_starts) != (new_stops - new_starts)[:count]).tolist()

@@ -60,7 +60,7 @@ def columns_by_node(nodes: Iterable[NodeDef]) -> Columns:
 
 def columns_of_graph(graph_def: GraphDef) -> Columns:
     """The columns of a graph's own nodes."""
-    content = graph_def.SerializeToString(deterministic=True)
+    content = graph_def.SerializeToString()
     starts, stops = node_ranges(content)
     counts = _input_counts(np.frombuffer(content, np.uint8), starts, stops)
     if counts is None:

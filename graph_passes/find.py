@@ -105,8 +105,7 @@ def _gradients(graph: Graph, order: Sequence[int]) -> list[Gradient]:
 def _gradient(graph: Graph, number: int, rank: int, frame: str, reader: ShapeReader) -> Gradient:
     node = graph.node(number)
     where = graph.where(node.name)
-    inputs = graph.inputs(number)
-    if sum(not text.is_control for text in inputs) != 1 or inputs[0].is_control:
+    if [text[:1] == "^" for text in node.input].count(False) != 1 or node.input[0][:1] == "^":
         raise ReductionError(
             "an all-reduce has the wrong number of inputs",
             where=where,

@@ -169,23 +169,27 @@ def resolve_inputs(
     rest = []
     for edge in [edge for edge, source in enumerate(sources) if source is None]:
         text = texts[edge]
-        source = id_of(text[1:]) if text[:1] == "^" else None
-        if source is None:
-            rest.append(edge)
-        else:
-            sources[edge] = source
+        if text[:1] == "^":
+            sources[edge] = id_of(text[1:])
+        rest.append(edge)
     ported, dangling = [], []
     for edge, owner in zip(rest, owners_of(rest)):
-        try:
-            parsed = parse_input(texts[edge])
-        except ValueError as error:
-            raise _unreadable(label(owner), texts[edge]) from error
-        source = id_of(parsed.name)
+        if sources[edge] is not None:
+            continue
+        text = texts[edge]
+        name, _, port = text.partition(":")
+        source = id_of(name)
+        if source is None or not port.isdecimal() or not port.isascii():
+            try:
+                parsed = parse_input(text)
+            except ValueError as error:
+                raise _unreadable(label(owner), text) from error
+            source, port = id_of(parsed.name), str(parsed.port)
         if source is None:
-            dangling.append((owner, texts[edge]))
+            dangling.append((owner, text))
         else:
             sources[edge] = source
-            ported.append((owner, source, parsed.port))
+            ported.append((owner, source, int(port)))
     if dangling:
         raise _dangling(label(dangling[0][0]), [f"{label(owner)} <- {text}" for owner, text in dangling])
     return sources, ported  # type: ignore[return-value]  # no None is left

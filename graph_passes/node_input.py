@@ -41,11 +41,11 @@ def parse_input(text: str) -> NodeInput:
     Raises:
         ValueError: the text is none of the four forms.
     """
-    if text.startswith("^"):
+    if text[:1] == "^":
         return NodeInput(text[1:], -1)
-    parts = text.split(":")
-    if len(parts) == 1:
+    if ":" not in text:
         return NodeInput(text)
+    parts = text.split(":")
     if len(parts) > 3 or not all(parts) or not (parts[-1].isascii() and parts[-1].isdecimal()):
         raise ValueError(f"{text!r} is not an input (name, name:port, ^name or name:arg:port)")
     return NodeInput(parts[0], int(parts[-1]), parts[1] if len(parts) == 3 else "")

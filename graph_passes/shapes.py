@@ -13,6 +13,7 @@ import struct
 
 from graph_passes.graph import Graph
 from graph_passes.messages import AttrValue, NodeDef, TensorProto, TensorShapeProto
+from graph_passes.node_input import parse_input
 from graph_passes.op_tables import flat_port
 from graph_passes.overlay import Overlay
 from graph_passes.sections import Shape
@@ -69,6 +70,7 @@ class ShapeReader:
         self._graph = graph
         self._known: dict[_Output, Shape] = {}
         self._declared: dict[_Output, Shape] = {}
+        self._constants: dict[int, tuple[int, ...] | None] = {}
 
     def shape(self, number: int, port: int = 0) -> Shape:
         """The static shape of an output; None where the nodes do not say it."""
@@ -99,7 +101,12 @@ class ShapeReader:
         return None if value is None else _listed(value, port)
 
     def constant_ints(self, number: int) -> tuple[int, ...] | None:
-        """The values of an integer Const."""
+        """The values of an integer Const; read once, since the sizes of a long segment serve all its members."""
+        if number not in self._constants:
+            self._constants[number] = self._read_constant(number)
+        return self._constants[number]
+
+    def _read_constant(self, number: int) -> tuple[int, ...] | None:
         node = self._node(number)
         if node is None or node.op != "Const" or node.attr["dtype"].type not in (3, 9):
             return None
@@ -107,12 +114,17 @@ class ShapeReader:
 
     def input_output(self, number: int, position: int) -> tuple[int, int] | None:
         """The output that an input reads: its node and the number that it has there; None where that is not known."""
-        inputs = self._graph.inputs(number)
-        if position >= len(inputs) or inputs[position].is_control:
+        consumer = self._node(number)
+        if consumer is None or position >= len(consumer.input):
+            return None
+        text = parse_input(consumer.input[position])
+        if text.is_control:
             return None
         source = self._graph.producers(number)[position]
+        if not text.arg:
+            return source, text.port
         node = self._node(source)
-        port = 0 if node is None else flat_port(node, inputs[position].arg, inputs[position].port)
+        port = 0 if node is None else flat_port(node, text.arg, text.port)
         return None if port is None else (source, port)
 
     def _node(self, number: int) -> NodeDef | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 __all__ = ["check_reductions", "type_of"]
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from graph_passes.graph import Graph
 from graph_passes.messages import NodeDef
+from graph_passes.node_input import parse_input
 from graph_passes.op_tables import ALL_REDUCE_OP, COLLECTIVE_OP, GROUP_ATTR, MERGE_OP, MOCK_ATTR, REDUCTION_ATTR
 from graph_passes.overlay import Overlay
 from graph_passes.sections import Gradient
@@ -26,12 +27,23 @@ def type_of(node: NodeDef) -> int:
     return int(node.attr["DstT"].type if node.op == "Cast" else node.attr["T"].type)
 
 
+@dataclass(frozen=True)
+class _Reduction:
+    """One reduction of the rewritten graph."""
+
+    op: str
+    group: str
+    reduction: str
+    inputs: frozenset[str]
+
+
 @dataclass
 class _Uses:
     """Which inputs of which reductions serve a gradient, and the keys of the collectives."""
 
     served: dict[tuple[int, int], str] = field(default_factory=dict)
     group_keys: dict[str, int] = field(default_factory=dict)
+    groups: dict[int, str] = field(default_factory=dict)
     instances: dict[int, int] = field(default_factory=dict)
 
 
@@ -53,6 +65,7 @@ class _Tracer:
         self.after = after
         self.reader = ShapeReader(after)
         self.uses = _Uses()
+        self._reductions: dict[int, _Reduction] = {}
 
     def follow(self, gradient: Gradient) -> None:
         """Walks from the member's node back to its tensor."""
@@ -96,10 +109,10 @@ class _Tracer:
     def _behind(self, number: int) -> tuple[int, int]:
         """The SplitV or reduction that a node's first input comes from, over Identity and Cast, and its output."""
         for _ in range(8):
-            text = self.after.inputs(number)[0]
+            port = parse_input(self.after.node(number).input[0]).port
             number = self.after.producers(number)[0]
-            if self._is_reduction(number) or self.after.op(number) == "SplitV":
-                return number, text.port
+            if self.after.op(number) == "SplitV" or self._is_reduction(number):
+                return number, port
             if self.after.op(number) not in ("Identity", "Cast"):
                 break
         raise _TraceError(f"comes from {self.after.name(number)}, which is no reduction")
@@ -108,9 +121,7 @@ class _Tracer:
         found = (node.attr["group"].s.decode(), node.attr["reduction"].s.decode(), node.input[0])
         if found != (gradient.group, gradient.reduction, gradient.tensor):
             raise _TraceError(f"is now reduced as {found}")
-        old_controls = {text for text in self.before.node(gradient.node).input if text.startswith("^")}
-        if not old_controls <= set(node.input):
-            raise _TraceError("lost a control input")
+        self._has_controls(gradient, node.input)
         self._once(gradient, gradient.node, 0)
 
     def _split_piece(self, gradient: Gradient, node: NodeDef, split: int, port: int) -> None:
@@ -124,20 +135,31 @@ class _Tracer:
             raise _TraceError(f"comes back in shape {shape}")
 
     def _right_kind(self, gradient: Gradient, number: int) -> None:
-        node = self.after.node(number)
-        names = ("group", "reduction") if node.op == ALL_REDUCE_OP else (GROUP_ATTR, REDUCTION_ATTR)
-        found = tuple(node.attr[name].s.decode() if name in node.attr else "" for name in names)
-        if found != (gradient.group, gradient.reduction):
-            raise _TraceError(f"is reduced as {found}")
-        if node.op == COLLECTIVE_OP:
-            self._right_collective(gradient, number, node)
-        elif node.op != ALL_REDUCE_OP and node.op != _MOCK_OP[gradient.reduction]:
-            raise _TraceError(f"is mocked by {node.op}")
-        controls = {text for text in self.before.node(gradient.node).input if text.startswith("^")}
-        if not controls <= set(node.input):
+        reduction = self._reduction(number)
+        if (reduction.group, reduction.reduction) != (gradient.group, gradient.reduction):
+            raise _TraceError(f"is reduced as {(reduction.group, reduction.reduction)}")
+        if reduction.op == COLLECTIVE_OP:
+            self._right_collective(gradient, number)
+        elif reduction.op != ALL_REDUCE_OP and reduction.op != _MOCK_OP[gradient.reduction]:
+            raise _TraceError(f"is mocked by {reduction.op}")
+        self._has_controls(gradient, reduction.inputs)
+
+    def _reduction(self, number: int) -> _Reduction:
+        """What a reduction says of itself; read once, since many gradients may share it."""
+        found = self._reductions.get(number)
+        if found is None:
+            node = self.after.node(number)
+            names = ("group", "reduction") if node.op == ALL_REDUCE_OP else (GROUP_ATTR, REDUCTION_ATTR)
+            group, reduction = (node.attr[name].s.decode() if name in node.attr else "" for name in names)
+            found = self._reductions[number] = _Reduction(node.op, group, reduction, frozenset(node.input))
+        return found
+
+    def _has_controls(self, gradient: Gradient, inputs: Collection[str]) -> None:
+        if any(text[:1] == "^" and text not in inputs for text in self.before.node(gradient.node).input):
             raise _TraceError("lost a control input")
 
-    def _right_collective(self, gradient: Gradient, number: int, node: NodeDef) -> None:
+    def _right_collective(self, gradient: Gradient, number: int) -> None:
+        node = self.after.node(number)
         if node.attr["merge_op"].s.decode() != MERGE_OP[gradient.reduction]:
             raise _TraceError(f"is merged by {node.attr['merge_op'].s.decode()}")
         keys = [self.reader.constant_ints(source) for source in self.after.producers(number)[1:4]]
@@ -146,7 +168,7 @@ class _Tracer:
         group_key, instance_key = (key[0] for key in keys[1:3] if key is not None)
         if self.uses.group_keys.setdefault(gradient.group, group_key) != group_key:
             raise _TraceError(f"has group key {group_key} beside another one of the same group")
-        if len(set(self.uses.group_keys.values())) < len(self.uses.group_keys):
+        if self.uses.groups.setdefault(group_key, gradient.group) != gradient.group:
             raise _TraceError(f"shares group key {group_key} with another group")
         if self.uses.instances.setdefault(instance_key, number) != number:
             raise _TraceError(f"shares instance key {instance_key} with another reduction")

@@ -52,11 +52,12 @@ def _reached_variables(graph: Graph, start: int) -> tuple[set[int], set[int]]:
     trained: set[int] = set()
     assigned: set[int] = set()
     visited, pending = {start}, [start]
+    trains, ops = training_ops(), graph.ops
     while pending and len(visited) < _MAX_VISITED:
         current = pending.pop()
         for consumer in dict.fromkeys(graph.consumers(current)):
-            op = graph.ops[consumer]
-            if op in training_ops() and _feeds(graph, current, consumer, training_ops()[op].grad):
+            op = ops[consumer]
+            if op in trains and _feeds(graph, current, consumer, trains[op].grad):
                 _add_variable(graph, consumer, trained)
             elif op in _ASSIGNMENTS and _feeds(graph, current, consumer, 1):
                 _add_variable(graph, consumer, assigned)
@@ -70,9 +71,8 @@ def _feeds(graph: Graph, producer: int, consumer: int, position: int | None = No
     """True where an edge from producer to consumer carries data (to input `position`, if given)."""
     producers = graph.producers(consumer)
     texts = graph.node(consumer).input
-    if position is not None:
-        return position < len(producers) and producers[position] == producer and not texts[position].startswith("^")
-    return any(p == producer and not text.startswith("^") for p, text in zip(producers, texts))
+    positions = range(len(producers)) if position is None else (position,) if position < len(producers) else ()
+    return any(producers[at] == producer and texts[at][:1] != "^" for at in positions)
 
 
 def _add_variable(graph: Graph, training_op: int, found: set[int]) -> None:

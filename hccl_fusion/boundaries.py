@@ -78,7 +78,7 @@ def decide(sections: Sequence[Section], strategy_of: StrategyOf, options: PlanOp
     Raises:
         StrategyError: an index list fits the graph in neither reading, or a list is illegal for it.
     """
-    decisions = []
+    decisions: list[Decision] = []
     for section in sections:
         if section.takes_strategy:
             continue

@@ -92,7 +92,7 @@ def fuse(
     form = _emit(emit)
     plans: list[Plan] = []
     decider = _decider(strategy, group, options or PlanOptions())
-    passes = (
+    passes: tuple[GraphPass, ...] = (
         Find(shape_inference() if infer_shapes else None, allow_lowered=True),
         Index(),
         PlanPass(decider, plans.append),

@@ -55,7 +55,8 @@ def make_plan(item: GraphItem, decide: Decide) -> Plan:
     """
     decisions = decide(item.sections or ())
     kept = _kept_reasons(item)
-    drafts = [_draft(decision, kept) for decision in decisions]
+    fused_chains = {d.chain for d in decisions if len(d.boundaries) < len(d.section.gradients)}
+    drafts = [_draft(decision, kept, decision.chain in fused_chains) for decision in decisions]
     _divide_drafts(item, drafts)
     sections = tuple(_section_plan(draft) for draft in drafts)
     singles = [*item.singles, *(single for draft in drafts for single in _singles(draft, kept))]
@@ -77,21 +78,20 @@ class _Piece:
 
 @dataclass
 class _Draft:
-    """A section on its way from planned segments to parts in force."""
+    """A section on its way from planned segments to parts in force.
+
+    `is_fused` is False where every segment of its chain has one gradient: then nothing is fused and nothing is chained.
+    """
 
     decision: Decision
     pieces: list[_Piece]
     fetched: frozenset[int]
+    is_fused: bool
     divisions: list[DivisionNote] = field(default_factory=list)
 
     @property
     def gradients(self) -> tuple[Gradient, ...]:
         return self.decision.section.gradients
-
-    @property
-    def is_fused(self) -> bool:
-        """False where every segment has one gradient: then nothing is fused and nothing is chained."""
-        return len(self.decision.boundaries) < len(self.gradients)
 
 
 def _kept_reasons(item: GraphItem) -> dict[str, Reason]:
@@ -101,7 +101,7 @@ def _kept_reasons(item: GraphItem) -> dict[str, Reason]:
     return kept
 
 
-def _draft(decision: Decision, kept: dict[str, Reason]) -> _Draft:
+def _draft(decision: Decision, kept: dict[str, Reason], is_fused: bool) -> _Draft:
     gradients = decision.section.gradients
     fetched = frozenset(i for i, g in enumerate(gradients) if not g.graph and g.name in kept)
     pieces = []
@@ -111,7 +111,7 @@ def _draft(decision: Decision, kept: dict[str, Reason]) -> _Draft:
             if index not in fetched:
                 by_device.setdefault(gradients[index].device, []).append(index)
         pieces += [_Piece(tuple(indices), planned) for indices in by_device.values()]
-    return _Draft(decision, pieces, fetched)
+    return _Draft(decision, pieces, fetched, is_fused)
 
 
 def _divide_drafts(item: GraphItem, drafts: Sequence[_Draft]) -> None:
@@ -195,9 +195,9 @@ def _singles(draft: _Draft, kept: dict[str, Reason]) -> Iterable[Single]:
         yield from (Single(g.id, reason) for i, g in enumerate(draft.gradients) if i not in draft.fetched)
         return
     for piece in draft.pieces:
-        reason = _alone_reason(draft, piece) if len(piece.indices) == 1 else None
-        if reason is not None:
-            yield Single(draft.gradients[piece.indices[0]].id, reason)
+        why = _alone_reason(draft, piece) if len(piece.indices) == 1 else None
+        if why is not None:
+            yield Single(draft.gradients[piece.indices[0]].id, why)
 
 
 def _alone_reason(draft: _Draft, piece: _Piece) -> Reason | None:

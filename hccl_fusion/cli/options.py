@@ -142,5 +142,5 @@ def quiet_logging(quiet: bool) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _show_warning(message: Warning | str, *_: Any) -> None:
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     click.echo(f"warning: {' '.join(str(message).split())}", err=True)

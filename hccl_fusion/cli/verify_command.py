@@ -52,7 +52,9 @@ def command(
         load_tensorflow_quietly()
         progress.step("running both graphs")
         with naming_file(f"{before} against {after}"):
-            result = verify_graphs(*graphs, ranks, feeds=read_feeds(feeds), fetches=fetches, seed=seed, steps=steps)
+            result = verify_graphs(
+                graphs[0], graphs[1], ranks, feeds=read_feeds(feeds), fetches=fetches, seed=seed, steps=steps
+            )
     if as_json:
         print_json(verification_document(result))
     else:

@@ -12,7 +12,6 @@ from __future__ import annotations
 __all__ = ["ResNet50Options", "TrainingGraph", "build_training_graph", "main", "write_training_graph"]
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from graph_passes.atomic import replace_file
 from graph_passes.errors import GraphFileError, HcclFusionError
 from graph_passes.messages import GraphDef
 from hccl_fusion.runtime.hcom_ops import all_reduce, export_graph_def
+from hccl_fusion.runtime.quiet_import import load_tensorflow_quietly
 
 # (width of the block's inner convolutions, number of blocks, stride of the first block)
 _STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
@@ -256,7 +256,7 @@ def _positive(text: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the graph as the command line says; the exit code is 0, or 2 where that is impossible."""
     arguments = _parser().parse_args(argv)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    load_tensorflow_quietly()
     options = ResNet50Options(
         fc_bias=not arguments.no_fc_bias,
         resource_variables=arguments.resource_variables,

@@ -177,7 +177,7 @@ class InProcessRanks:
         except tf.errors.OpError as error:
             raise NumericCheckError(
                 "the graph fails when it is run", where=_failed_node(error), found=_first_line(error),
-                remedy="feeding real data (feeds=…)",
+                remedy="feeding real data (--feeds, feeds=…)",
             ) from error  # fmt: skip
         except (TypeError, ValueError) as error:
             raise NumericCheckError("a value cannot be fed or fetched", found=_first_line(error)) from error
@@ -221,7 +221,7 @@ def _session_config(ranks: int) -> Any:
     import tensorflow as tf
 
     config = tf.compat.v1.ConfigProto(
-        device_count={"CPU": ranks},
+        device_count={"CPU": ranks, "GPU": 0},
         intra_op_parallelism_threads=1,
         inter_op_parallelism_threads=max(2, ranks),
         use_per_session_threads=True,

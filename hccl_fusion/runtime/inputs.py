@@ -25,7 +25,7 @@ from hccl_fusion.runtime.replicate import extract, rank_name
 _UNKNOWN_SIZE = 2
 _UNKNOWN_EXTENT = 32
 """Height or width of an image: below this, pooling leaves nothing of it."""
-_FEED_IT = 'a value for it (feeds={"%s": …}, one mapping a rank)'
+_FEED_IT = 'a value for it (--feeds FILE.npz, or feeds={"%s": …})'
 
 
 def _digest(*parts: object) -> int:

@@ -83,7 +83,7 @@ def compare_graphs(
     if not shared:
         raise NumericCheckError(
             "the graphs have nothing to compare", found="no reduced gradient, result or variable that both have",
-            expected="at least one", remedy="naming tensors (fetches=…)",
+            expected="at least one", remedy="naming tensors (--fetch, fetches=…)",
         )  # fmt: skip
     compared = [compare_arrays(name, first[name], second[name], ranks) for name in shared]
     missing = [OutputDifference(name, math.inf, False) for name in plan.missing]
@@ -184,13 +184,13 @@ def _require_runnable(graph_def: GraphDef, roles: Roles) -> None:
         raise NumericCheckError(
             "the training step needs ops that TensorFlow does not have", where=f"node {roles.foreign[0]}",
             found=summarise([f"{ops[name]} ({name})" for name in roles.foreign]), expected="TensorFlow's own ops",
-            remedy="feeding their outputs (feeds=…)",
+            remedy="feeding their outputs (--feeds, feeds=…)",
         )  # fmt: skip
     if roles.unfeedable:
         name = roles.unfeedable[0]
         raise NumericCheckError(
             "an input cannot be made up", where=f"node {name}", found="strings or handles", expected="numbers",
-            remedy=f'a value for it (feeds={{"{name}:0": …}}, one mapping a rank)',
+            remedy=f'a value for it (--feeds FILE.npz, or feeds={{"{name}:0": …}})',
         )  # fmt: skip
 
 
@@ -240,9 +240,11 @@ def _naming_made_up(feeds: Mapping[str, Any], options: _Options) -> Iterator[Non
     try:
         yield
     except NumericCheckError as error:
-        made_up = [f"{name} {list(np.shape(value))}" for name, value in feeds.items() if tensor_name(name) not in options.fed]
+        made_up = [
+            f"{name} {list(np.shape(value))}" for name, value in feeds.items() if tensor_name(name) not in options.fed
+        ]
         if made_up and not error.expected:
-            error.remedy = f"real data (feeds=…) for the inputs that were made up: {summarise(made_up)}"
+            error.remedy = f"real data (--feeds, feeds=…) for the inputs that were made up: {summarise(made_up)}"
         raise
 
 

@@ -68,7 +68,9 @@ class _Copier:
         self._keeps_calls = any(node.op in COLLECTIVES for body in bodies for node in body)
         self._state_names = _STATE_NAMES if reduces_in_loop else (*_STATE_NAMES, "frame_name")
         self._renamed = {
-            node.name: f"{node.name}_LoopCounter" for node in graph_def.node if reduces_in_loop and node.op == "LoopCond"
+            node.name: f"{node.name}_LoopCounter"
+            for node in graph_def.node
+            if reduces_in_loop and node.op == "LoopCond"
         }
 
     def _name(self, rank: int, text: str) -> str:

@@ -40,6 +40,7 @@ class Reason(enum.Enum):
     FETCHED = "fetched"
     KEPT = "kept"
     DEVICE = "device"
+    DTYPE = "dtype"
     DEPENDENCE = "dependence"
     UNFUSED = "no-fusion"
 

@@ -53,9 +53,12 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class Decision:
-    """The planned segments of one section, half-open; `segment_numbers` count over the whole chain.
+    """The planned segments of one section, half-open.
 
-    `chain` is equal in sections that one global index list cuts together.
+    Attributes:
+        segment_numbers: of each boundary's segment, counted over the whole chain.
+        segment_sizes: gradients of each boundary's segment, those of other sections included.
+        chain: equal in sections that one global index list cuts together.
     """
 
     section: Section
@@ -63,8 +66,24 @@ class Decision:
     values: tuple[int | float, ...]
     boundaries: tuple[int, ...]
     segment_numbers: tuple[int, ...]
+    segment_sizes: tuple[int, ...]
     chain: int
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def local(
+        cls,
+        section: Section,
+        strategy: str,
+        values: tuple[int | float, ...],
+        boundaries: tuple[int, ...],
+        chain: int,
+        notes: tuple[str, ...] = (),
+    ) -> Decision:
+        """The decision of a section that is cut by itself."""
+        numbers = tuple(range(len(boundaries)))
+        sizes = tuple(stop - start for start, stop in boundaries_to_segments(boundaries))
+        return cls(section, strategy, values, boundaries, numbers, sizes, chain, notes)
 
     @property
     def segments(self) -> tuple[tuple[int, int], ...]:
@@ -83,7 +102,7 @@ def decide(sections: Sequence[Section], strategy_of: StrategyOf, options: PlanOp
         if section.takes_strategy:
             continue
         last = len(section.gradients) - 1
-        decisions.append(Decision(section, "fusion_id", (), (last,), (0,), len(decisions)))
+        decisions.append(Decision.local(section, "fusion_id", (), (last,), len(decisions)))
     by_group: dict[tuple[str, str], list[Section]] = {}
     for section in sections:
         if section.takes_strategy:
@@ -106,8 +125,7 @@ def _decide_section(section: Section, strategy: Strategy, options: PlanOptions, 
     count = len(section.gradients)
     raw = _raw_boundaries(section, strategy, options)
     boundaries, notes = collapse_boundaries(raw, count)
-    numbers = tuple(range(len(boundaries)))
-    return Decision(section, strategy.kind.value, strategy.values, boundaries, numbers, chain, notes)
+    return Decision.local(section, strategy.kind.value, strategy.values, boundaries, chain, notes)
 
 
 def _raw_boundaries(section: Section, strategy: Strategy, options: PlanOptions) -> list[int]:
@@ -142,15 +160,26 @@ def _decide_globally(sections: list[Section], strategy: Strategy, chain: int) ->
     local = [0] * len(sections)
     boundaries: list[list[int]] = [[] for _ in sections]
     numbers: list[list[int]] = [[] for _ in sections]
+    sizes: list[list[int]] = [[] for _ in sections]
     for segment, (start, stop) in enumerate(boundaries_to_segments(indices)):
         owners = [number for _, number in merged[start:stop]]
         for number in dict.fromkeys(owners):
             local[number] += owners.count(number)
             boundaries[number].append(local[number] - 1)
             numbers[number].append(segment)
+            sizes[number].append(stop - start)
     note = f"index list {format_list(indices)} read over all {len(merged)} gradients of the group"
     return [
-        Decision(section, "idx", strategy.values, tuple(boundaries[i]), tuple(numbers[i]), chain, (note,))
+        Decision(
+            section,
+            "idx",
+            strategy.values,
+            tuple(boundaries[i]),
+            tuple(numbers[i]),
+            tuple(sizes[i]),
+            chain,
+            (note,),
+        )
         for i, section in enumerate(sections)
     ]
 

@@ -62,10 +62,10 @@ class PlanFile:
         known = set(planned.names) & set(names) if planned else set()
         if planned is None or not known:
             note = f"{self.path} has no gradient of section {key}: its gradients are left unfused"
-            return Decision(section, "none", (), tuple(range(last + 1)), tuple(range(last + 1)), chain, (note,))
+            return Decision.local(section, "none", (), tuple(range(last + 1)), chain, (note,))
         boundaries = _fit(planned, names)
         notes = _drift(planned, section)
-        return Decision(section, "plan", (), boundaries, tuple(range(len(boundaries))), chain, notes)
+        return Decision.local(section, "plan", (), boundaries, chain, notes)
 
 
 def _fit(planned: _PlannedSection, names: Sequence[str]) -> tuple[int, ...]:

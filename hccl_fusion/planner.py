@@ -203,7 +203,7 @@ def _singles(draft: _Draft, kept: dict[str, Reason]) -> Iterable[Single]:
 def _alone_reason(draft: _Draft, piece: _Piece) -> Reason | None:
     start, stop = draft.decision.segments[piece.planned]
     if stop - start == 1:
-        return None
+        return Reason.DTYPE if draft.decision.segment_sizes[piece.planned] > 1 else None
     gradient = draft.gradients[piece.indices[0]]
     siblings = [i for i in range(start, stop) if i not in draft.fetched and i != piece.indices[0]]
     if any(draft.gradients[i].device == gradient.device for i in siblings):

@@ -38,8 +38,7 @@ def all_reduce(
 ) -> Any:
     """Adds the stand-in of an all-reduce to the graph under construction.
 
-    Run by stock TensorFlow it yields its input; the reduction happens once the exported graph is lowered or given
-    to the NPU. Differentiating it gives an all-reduce of the incoming gradient (sum, never fused), as on the NPU.
+    Run by stock TensorFlow it yields its input. Its gradient is an all-reduce too (sum, never fused), as on the NPU.
 
     Args:
         tensor: any numeric tensor of the default graph.
@@ -58,23 +57,27 @@ def all_reduce(
     import tensorflow as tf
 
     if reduction not in _REDUCTIONS:
-        raise ReductionError(
-            "unknown reduction", where=f"all-reduce of {tensor.name}", found=repr(reduction),
-            expected=", ".join(_REDUCTIONS), remedy='reduction="sum"',
-        )  # fmt: skip
+        expected = ", ".join(_REDUCTIONS)
+        raise ReductionError("unknown reduction", found=repr(reduction), expected=expected, remedy='reduction="sum"')
     _register_gradient()
     tensor = tf.convert_to_tensor(tensor)
     attrs = {
         "T": AttrValue(type=tensor.dtype.as_datatype_enum),
         _GRADIENT_KEY: AttrValue(s=_GRADIENT_NAME.encode()),
+        **_markers(reduction, group, fusion, fusion_id),
+    }
+    graph = tf.compat.v1.get_default_graph()  # inside a function or a branch not the graph of the tensor
+    operation = graph.create_op("Identity", [tensor], [tensor.dtype], name=name or _OP, attrs=attrs)
+    return operation.outputs[0]
+
+
+def _markers(reduction: str, group: str, fusion: int, fusion_id: int) -> dict[str, AttrValue]:
+    return {
         "_hccl_reduction": AttrValue(s=reduction.encode()),
         "_hccl_group": AttrValue(s=group.encode()),
         "_hccl_fusion": AttrValue(i=fusion),
         "_hccl_fusion_id": AttrValue(i=fusion_id),
     }
-    graph = tf.compat.v1.get_default_graph()  # inside a function or a branch not the graph of the tensor
-    operation = graph.create_op("Identity", [tensor], [tensor.dtype], name=name or _OP, attrs=attrs)
-    return operation.outputs[0]
 
 
 def _register_gradient() -> None:

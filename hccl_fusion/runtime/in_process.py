@@ -1,8 +1,9 @@
 """Several ranks in one process: N copies of a graph in one session, with real collectives among them.
 
-Each rank has a logical CPU device of its own. Grappler and TensorFlow's older graph optimisers are off and every
-kernel runs on one thread, so that two runs of one graph give the same bits and two graphs that compute the same in a
-different arrangement are not told apart by an optimiser.
+Each rank has a logical CPU device of its own. Grappler and TensorFlow's older graph optimisers are off, so that two
+graphs that compute the same in a different arrangement are not told apart by an optimiser. Kernels are asked to run on
+one thread; the thread pool belongs to the process, so a session that was opened earlier may have made it larger. Two
+runs of one graph give the same bits either way.
 """
 
 from __future__ import annotations

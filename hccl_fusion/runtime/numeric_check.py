@@ -77,22 +77,25 @@ def compare_graphs(
     options = _Options(ranks, feeds, seed, steps, bool(mocked) if same_inputs is None else same_inputs, timeout_seconds)
     plan = _plan(before, after, fetches, options.fed)
     values = _initial_values(before, after, plan, seed)
-    first = _run(before, plan, values, options)
-    second = _run(after, plan, values, options)
+    first, second = (_run(graph, plan, values, options) for graph in (before, after))
+    outputs, equal = _compare(first, second, plan, ranks)
+    return Comparison(equal, ranks, outputs, (*plan.notes, *_mock_notes(mocked, options)))
+
+
+def _compare(
+    first: Mapping[str, Sequence[np.ndarray]], second: Mapping[str, Sequence[np.ndarray]], plan: _Plan, ranks: int
+) -> tuple[tuple[OutputDifference, ...], bool]:
+    """The differences of all outputs that both graphs have, and whether all count as equal."""
     shared = [name for name in first if name in second]
-    if not shared:
+    if not shared and not plan.missing:
         raise NumericCheckError(
             "the graphs have nothing to compare", found="no reduced gradient, result or variable that both have",
             expected="at least one", remedy="naming tensors (--fetch, fetches=…)",
         )  # fmt: skip
     compared = [compare_arrays(name, first[name], second[name], ranks) for name in shared]
     missing = [OutputDifference(name, math.inf, False) for name in plan.missing]
-    return Comparison(
-        equal=not missing and all(is_equal for _, is_equal in compared),
-        ranks=ranks,
-        outputs=(*missing, *(output for output, _ in compared)),
-        notes=(*plan.notes, *_mock_notes(mocked, options)),
-    )
+    equal = not missing and all(is_equal for _, is_equal in compared)
+    return (*missing, *(output for output, _ in compared)), equal
 
 
 @dataclass(frozen=True)

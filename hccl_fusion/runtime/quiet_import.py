@@ -17,7 +17,7 @@ def load_tensorflow_quietly() -> None:
 
     TensorFlow's C++ part writes to the process's file descriptor, so that is what is put aside for the time being.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     if "tensorflow" in sys.modules:
         return

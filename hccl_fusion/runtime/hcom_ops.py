@@ -45,8 +45,7 @@ def all_reduce(
         reduction: "sum", "min", "max" or "prod".
         fusion: 0 never fused, 1 by the group's split strategy, 2 with all others of equal `fusion_id`.
         fusion_id: -1 unless `fusion` is 2.
-        group: the HCCL group.
-        name: the node's name inside the current name scope; by default HcomAllReduce.
+        group, name: the HCCL group; the node's name in the current scope, by default HcomAllReduce.
 
     Returns:
         A tensor of the input's shape and dtype.

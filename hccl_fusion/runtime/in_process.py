@@ -110,7 +110,7 @@ class InProcessRanks:
             NumericCheckError: a name is unknown, a fed value does not fit, a kernel fails, or the ranks stall.
         """
         fetches, targets = list(fetches), list(targets)
-        by_rank = self._rank_feeds(feeds)
+        by_rank = self.rank_feeds(feeds)
         wanted = [self._tensor(rank, name) for rank in range(self.ranks) for name in fetches]
         wanted += [self._operation(rank, name) for rank in range(self.ranks) for name in targets]
         fed = {self._tensor(rank, name): value for rank, values in enumerate(by_rank) for name, value in values.items()}
@@ -118,10 +118,11 @@ class InProcessRanks:
         count = len(fetches)
         return tuple(dict(zip(fetches, results[rank * count : (rank + 1) * count])) for rank in range(self.ranks))
 
-    def assign(self, values: Mapping[str, Any]) -> None:
-        """Sets variables, by name, to the same value on every rank."""
-        feeds = {self._state[name].value: value for name, value in values.items()}
-        self.run((), feeds, [self._state[name].assign for name in values])
+    def assign(self, values: Feeds) -> None:
+        """Sets variables, by name: the same values on all ranks, or one mapping a rank."""
+        by_rank = self.rank_feeds(values)
+        feeds = [{self._state[name].value: value for name, value in mapping.items()} for mapping in by_rank]
+        self.run((), feeds, [self._state[name].assign for name in dict.fromkeys(n for m in by_rank for n in m)])
 
     def read(self, variables: Iterable[str]) -> tuple[dict[str, np.ndarray], ...]:
         """The values of variables, by name, on each rank."""
@@ -129,7 +130,8 @@ class InProcessRanks:
         found = self.run([self._state[name].read for name in names])
         return tuple(dict(zip(names, values.values())) for values in found)
 
-    def _rank_feeds(self, feeds: Feeds) -> Sequence[Mapping[str, Any]]:
+    def rank_feeds(self, feeds: Feeds) -> Sequence[Mapping[str, Any]]:
+        """One mapping for each rank."""
         if isinstance(feeds, Mapping):
             return [feeds] * self.ranks
         if feeds and len(feeds) != self.ranks:

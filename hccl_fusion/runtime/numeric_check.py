@@ -4,11 +4,8 @@ from __future__ import annotations
 
 __all__ = ["Comparison", "OutputDifference", "compare_graphs"]
 
-import contextlib
-import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,15 +14,13 @@ from graph_passes.messages import GraphDef
 from graph_passes.node_input import producer_name
 from graph_passes.op_tables import MOCK_ATTR
 from hccl_fusion.errors import NumericCheckError
+from hccl_fusion.runtime.check_run import GraphRun, RunOptions, RunPlan
 from hccl_fusion.runtime.graph_roles import Roles, find_roles
-from hccl_fusion.runtime.in_process import Feeds, InProcessRanks, tensor_name
-from hccl_fusion.runtime.inputs import fix_seeds, initial_values, random_feeds
-from hccl_fusion.runtime.output_difference import OutputDifference, compare_arrays
-from hccl_fusion.runtime.replicate import extract, rank_name
+from hccl_fusion.runtime.in_process import Feeds, tensor_name
+from hccl_fusion.runtime.inputs import initial_values
+from hccl_fusion.runtime.output_difference import Differences, OutputDifference
+from hccl_fusion.runtime.replicate import extract
 from hccl_fusion.runtime.state_access import VARIABLE_OPS
-
-_STEP_STRIDE = 1_000_003
-"""Between the seeds of two steps."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +54,14 @@ def compare_graphs(
 ) -> Comparison:
     """Runs two graphs on in-process ranks and compares all outputs that both have.
 
+    Both start from the same state; on more than 2 ranks, where sums differ by rounding, again before every step.
+
     Args:
-        before: one rank's graph.
-        after: the same graph, rewritten.
+        before, after: one rank's graph, and the same graph rewritten.
         ranks: how many ranks.
         feeds: values by tensor name, for all ranks or one mapping a rank; all other inputs are random.
         fetches: names of further tensors to compare.
-        seed: of the random inputs.
-        steps: training steps; each has new inputs.
+        seed, steps: of the random inputs; training steps, each with new inputs.
         same_inputs: gives all ranks equal inputs; by default only where a graph is in the mock form.
         timeout_seconds: after which a step that does not come to its end is an error.
 
@@ -74,63 +69,53 @@ def compare_graphs(
         NumericCheckError: a graph cannot be imported or run, or the two have no output in common.
     """
     mocked = _is_mocked(before, ranks) or _is_mocked(after, ranks)
-    options = _Options(ranks, feeds, seed, steps, bool(mocked) if same_inputs is None else same_inputs, timeout_seconds)
+    same = mocked if same_inputs is None else same_inputs
+    options = RunOptions(ranks, feeds, seed, steps, same, timeout_seconds)
     plan = _plan(before, after, fetches, options.fed)
     values = _initial_values(before, after, plan, seed)
-    first, second = (_run(graph, plan, values, options) for graph in (before, after))
-    outputs, equal = _compare(first, second, plan, ranks)
-    return Comparison(equal, ranks, outputs, (*plan.notes, *_mock_notes(mocked, options)))
-
-
-def _compare(
-    first: Mapping[str, Sequence[np.ndarray]], second: Mapping[str, Sequence[np.ndarray]], plan: _Plan, ranks: int
-) -> tuple[tuple[OutputDifference, ...], bool]:
-    """The differences of all outputs that both graphs have, and whether all count as equal."""
-    shared = [name for name in first if name in second]
-    if not shared and not plan.missing:
+    differences = _run_both(before, after, plan, values, options)
+    if not differences.outputs():
         raise NumericCheckError(
             "the graphs have nothing to compare", found="no reduced gradient, result or variable that both have",
             expected="at least one", remedy="naming tensors (--fetch, fetches=…)",
         )  # fmt: skip
-    compared = [compare_arrays(name, first[name], second[name], ranks) for name in shared]
-    missing = [OutputDifference(name, math.inf, False) for name in plan.missing]
-    equal = not missing and all(is_equal for _, is_equal in compared)
-    return (*missing, *(output for output, _ in compared)), equal
+    return Comparison(differences.all_equal, ranks, differences.outputs(), plan.notes + _mock_notes(mocked, options))
 
 
-@dataclass(frozen=True)
-class _Options:
-    ranks: int
-    feeds: Feeds | None
-    seed: int
-    steps: int
-    same_inputs: bool
-    timeout_seconds: float
+def _run_both(
+    before: GraphDef, after: GraphDef, plan: _Plan, values: Mapping[str, np.ndarray], options: RunOptions
+) -> Differences:
+    """Runs both graphs side by side, so that no more than one step's arrays are kept.
 
-    @property
-    def fed(self) -> frozenset[str]:
-        """Names of the tensors that the caller feeds."""
-        mappings = [self.feeds] if isinstance(self.feeds, Mapping) else self.feeds or ()
-        return frozenset(tensor_name(name) for mapping in mappings for name in mapping)
+    On more than 2 ranks the second graph takes over the state of the first before each further step: training
+    amplifies a rounding error from step to step until nothing can be compared.
+    """
+    differences = Differences(options.ranks)
+    for name in plan.missing:
+        differences.add_missing(name)
+    may_drift = options.ranks > 2
+    with GraphRun(before, plan.run, values, options) as first, GraphRun(after, plan.run, values, options) as second:
+        for step in range(options.steps):
+            is_last = step + 1 == options.steps
+            differences.add(first.fetch(step), second.fetch(step))
+            first.update()
+            second.update()
+            if may_drift or is_last:
+                state = first.state()
+                differences.add(state, second.state())
+            if may_drift and not is_last:
+                second.follow(state)
+    return differences
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to run and to fetch in both graphs; nodes by name, `fetches` as tensors."""
+    """What to run, and what is known before."""
 
+    run: RunPlan
     roles: Roles
-    reductions: tuple[str, ...]
     missing: tuple[str, ...]
-    results: tuple[str, ...]
-    fetches: tuple[str, ...]
-    updates: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
-
-    @property
-    def roots(self) -> tuple[str, ...]:
-        """All nodes that may run."""
-        fetched = map(producer_name, self.fetches)
-        return (*self.reductions, *self.results, *fetched, *(name for group in self.updates for name in group))
 
 
 def _is_mocked(graph_def: GraphDef, ranks: int) -> bool:
@@ -146,11 +131,11 @@ def _is_mocked(graph_def: GraphDef, ranks: int) -> bool:
     return bool(mocks)
 
 
-def _mock_notes(mocked: bool, options: _Options) -> list[str]:
+def _mock_notes(mocked: bool, options: RunOptions) -> tuple[str, ...]:
     if not mocked:
-        return []
+        return ()
     inputs = "all ranks get equal inputs" if options.same_inputs else "but the ranks get different inputs"
-    return [f"a graph is in the mock form for {options.ranks} ranks: {inputs}"]
+    return (f"a graph is in the mock form for {options.ranks} ranks: {inputs}",)
 
 
 def _plan(before: GraphDef, after: GraphDef, fetches: Sequence[str], fed: Collection[str]) -> _Plan:
@@ -170,15 +155,13 @@ def _plan(before: GraphDef, after: GraphDef, fetches: Sequence[str], fed: Collec
             "compared only through what depends on them (inside loops, conditionals or functions): "
             + summarise(roles.hidden)
         )
-    return _Plan(
-        roles=roles,
+    run = RunPlan(
         reductions=tuple(name for name in (*roles.reductions, *roles.reduced) if name in present),
-        missing=tuple(missing),
         results=tuple(name for name in roles.results if name in present),
         fetches=tuple(tensor_name(name) for name in fetches),
         updates=tuple(group for group in updates if group),
-        notes=tuple(notes),
     )
+    return _Plan(run, roles, tuple(missing), tuple(notes))
 
 
 def _require_runnable(graph_def: GraphDef, roles: Roles) -> None:
@@ -199,78 +182,10 @@ def _require_runnable(graph_def: GraphDef, roles: Roles) -> None:
 
 def _initial_values(before: GraphDef, after: GraphDef, plan: _Plan, seed: int) -> dict[str, np.ndarray]:
     """One value for each variable that either graph needs; both graphs get the same."""
-    values = initial_values(before, _variables(extract(before, plan.roots)), roles=plan.roles, seed=seed)
-    others = [name for name in _variables(extract(after, plan.roots)) if name not in values]
+    values = initial_values(before, _variables(extract(before, plan.run.roots)), roles=plan.roles, seed=seed)
+    others = [name for name in _variables(extract(after, plan.run.roots)) if name not in values]
     return {**values, **(initial_values(after, others, seed=seed) if others else {})}
 
 
 def _variables(graph_def: GraphDef) -> list[str]:
     return [node.name for node in graph_def.node if node.op in VARIABLE_OPS]
-
-
-def _run(
-    graph_def: GraphDef, plan: _Plan, values: Mapping[str, np.ndarray], options: _Options
-) -> dict[str, list[np.ndarray]]:
-    """Runs all steps; for each output its arrays, rank by rank in each step."""
-    part = fix_seeds(extract(graph_def, [*plan.roots, *values]))
-    found: dict[str, list[np.ndarray]] = {}
-    with InProcessRanks(part, options.ranks, timeout_seconds=options.timeout_seconds) as ranks:
-        known = {name: value for name, value in values.items() if name in ranks.variables}
-        ranks.assign(known)
-        fetches = [f"{name}:0" for name in plan.reductions]
-        fetches += [tensor for name in plan.results for tensor in _numeric_outputs(ranks.graph, name)]
-        fetches += [name for name in plan.fetches if name not in fetches]
-        roots = {*map(producer_name, fetches), *(name for group in plan.updates for name in group)}
-        for step in range(options.steps):
-            feeds = _feeds(part, roots, ranks, options, step)
-            with _naming_made_up(feeds[0], options):
-                _collect(found, ranks.run(fetches, feeds))
-                for group in plan.updates:
-                    ranks.run((), feeds, group)
-        _collect(found, ranks.read(known))
-    return found
-
-
-def _collect(found: dict[str, list[np.ndarray]], by_rank: Iterable[Mapping[str, np.ndarray]]) -> None:
-    for arrays in by_rank:
-        for name, array in arrays.items():
-            found.setdefault(name.removesuffix(":0"), []).append(array)
-
-
-@contextlib.contextmanager
-def _naming_made_up(feeds: Mapping[str, Any], options: _Options) -> Iterator[None]:
-    """A failure may come from an input of a shape or a value that the graph cannot take; says which were made up."""
-    try:
-        yield
-    except NumericCheckError as error:
-        made_up = [
-            f"{name} {list(np.shape(value))}" for name, value in feeds.items() if tensor_name(name) not in options.fed
-        ]
-        if made_up and not error.expected:
-            error.remedy = f"real data (--feeds, feeds=…) for the inputs that were made up: {summarise(made_up)}"
-        raise
-
-
-def _feeds(
-    part: GraphDef, roots: Collection[str], ranks: InProcessRanks, options: _Options, step: int
-) -> list[dict[str, Any]]:
-    """One mapping a rank: what the caller feeds, and random values for the rest."""
-    random = random_feeds(part, roots, ranks.graph, options.fed, options.seed + step * _STEP_STRIDE)
-    given = options.feeds or {}
-    by_rank = [given] * options.ranks if isinstance(given, Mapping) else given
-    if len(by_rank) != options.ranks:
-        raise NumericCheckError(
-            "the feeds do not fit the ranks", found=f"{len(by_rank)} mappings",
-            expected=f"one for all or {options.ranks}", remedy="one mapping for each rank",
-        )  # fmt: skip
-    return [{**random(0 if options.same_inputs else rank), **by_rank[rank]} for rank in range(options.ranks)]
-
-
-def _numeric_outputs(graph: Any, name: str) -> list[str]:
-    """The outputs of a node that are numbers or bools, as `name:port`."""
-    outputs = graph.get_operation_by_name(rank_name(0, name)).outputs
-    return [
-        f"{name}:{port}"
-        for port, tensor in enumerate(outputs)
-        if tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool or tensor.dtype.is_complex
-    ]

@@ -10,10 +10,10 @@
 
 from __future__ import annotations
 
-__all__ = ["OutputDifference", "compare_arrays"]
+__all__ = ["Differences", "OutputDifference", "compare_arrays"]
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,38 @@ class OutputDifference:
     bit_equal: bool
 
 
+class Differences:
+    """Gathers the differences of outputs over steps and ranks."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._outputs: dict[str, OutputDifference] = {}
+        self.all_equal = True
+        """No difference so far that counts."""
+
+    def add(self, before: Sequence[Mapping[str, np.ndarray]], after: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Compares what both graphs have of one step, one mapping a rank."""
+        for name in before[0]:
+            if name in after[0]:
+                self._add_output(name, [arrays[name] for arrays in before], [arrays[name] for arrays in after])
+
+    def add_missing(self, name: str) -> None:
+        """Notes an output that only the first graph has."""
+        self._outputs[name] = OutputDifference(name, math.inf, False)
+        self.all_equal = False
+
+    def outputs(self) -> tuple[OutputDifference, ...]:
+        """One for each output, in the order in which they came."""
+        return tuple(self._outputs.values())
+
+    def _add_output(self, name: str, before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> None:
+        found, is_equal = compare_arrays(name, before, after, self._ranks)
+        known = self._outputs.get(name, found)
+        largest = max(known.max_abs_diff, found.max_abs_diff)
+        self._outputs[name] = OutputDifference(name, largest, known.bit_equal and found.bit_equal)
+        self.all_equal &= is_equal
+
+
 def compare_arrays(
     name: str, before: Sequence[np.ndarray], after: Sequence[np.ndarray], ranks: int
 ) -> tuple[OutputDifference, bool]:
@@ -45,7 +77,7 @@ def compare_arrays(
 
     Args:
         name: of the output.
-        before, after: its arrays in both graphs, one for each rank and step.
+        before, after: its arrays in both graphs, one for each rank.
         ranks: how many ranks ran.
     """
     pairs = list(zip(before, after))

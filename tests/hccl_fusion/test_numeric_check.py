@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 
 import numpy as np
@@ -106,7 +104,15 @@ class TestEqual:
         assert comparison.equal
         assert comparison.ranks == 2
         assert all(output.bit_equal and output.max_abs_diff == 0 for output in comparison.outputs)
-        variables = {"net/w1", "net/b1", "net/w2", "net/w1/Momentum", "net/b1/Momentum", "net/w2/Momentum", "global_step"}
+        variables = {
+            "net/w1",
+            "net/b1",
+            "net/w2",
+            "net/w1/Momentum",
+            "net/b1/Momentum",
+            "net/w2/Momentum",
+            "global_step",
+        }
         assert {"net/loss", *REDUCED, *variables} <= set(by_name(comparison))
         assert [output.name for output in comparison.outputs][:3] == list(REDUCED)
         assert comparison.notes == ()
@@ -117,7 +123,7 @@ class TestEqual:
 
     def test_more_ranks_are_equal_within_rounding(self):
         before = training_graph(ranks=3)
-        comparison = compare_graphs(before, fused(before), ranks=3)
+        comparison = compare_graphs(before, fused(before), ranks=3, steps=3)
         assert comparison.equal
         assert max(output.max_abs_diff for output in comparison.outputs) < 1e-6
 
@@ -231,7 +237,18 @@ class TestInputs:
         assert all(first.tobytes() != random_value(*key, (2, 3), np.float32).tobytes() for key in others)
 
     def test_every_kind_of_number(self):
-        for dtype in ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool", "complex64"):
+        for dtype in (
+            "float16",
+            "bfloat16",
+            "float32",
+            "float64",
+            "int8",
+            "uint8",
+            "int32",
+            "int64",
+            "bool",
+            "complex64",
+        ):
             kind = tf.dtypes.as_dtype(dtype).as_numpy_dtype
             value = random_value("x", 1, 2, (40,), kind)
             assert value.dtype == kind
@@ -410,7 +427,7 @@ class TestArrays:
     def test_more_ranks_may_differ_by_rounding(self):
         assert self.compare([1000, 1], [1000, 1.02], ranks=3) == (pytest.approx(0.02, rel=1e-4), False, True)
         assert not self.compare([1000, 1], [1000, 1.04], ranks=3)[2]
-        assert not self.compare([0, 0], [0, 1e-30], ranks=3, dtype=np.float64)[2] is None
+        assert not self.compare([0, 0], [0, 1e-30], ranks=3)[2]
 
     def test_integers_are_exact_on_any_number_of_ranks(self):
         assert self.compare([2**62, 1], [2**62 + 1, 1], ranks=8, dtype=np.int64) == (1, False, False)

@@ -18,11 +18,11 @@ def replace_file(path: str, content: bytes) -> None:
 
     A device or a pipe is written to directly: renaming over it would replace it.
     """
-    target = os.path.realpath(path)
-    if os.path.exists(target) and not stat.S_ISREG(os.stat(target).st_mode):
-        with open(target, "wb") as stream:
+    if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+        with open(path, "wb") as stream:  # not its real path, which a pipe under /dev/fd does not have
             stream.write(content)
         return
+    target = os.path.realpath(path)
     mode = stat.S_IMODE(os.stat(target).st_mode) if os.path.exists(target) else 0o666 & ~_umask()
     handle, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(target)[:100]}.", dir=os.path.dirname(target))
     try:

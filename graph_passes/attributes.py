@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-__all__ = ["int_attr", "string_attr", "type_attr"]
+__all__ = ["int_attr", "read_attr", "string_attr", "type_attr"]
 
 from typing import Any
 
 from graph_passes.errors import ReductionError
-from graph_passes.messages import NodeDef, dtype_name
+from graph_passes.messages import AttrValue, NodeDef, dtype_name
 
 _KIND_NAMES = {"s": "a string", "i": "an int", "f": "a float", "b": "a bool", "type": "a type",
                "shape": "a shape", "tensor": "a tensor", "list": "a list", "func": "a function",
                "placeholder": "a function's attribute"}  # fmt: skip
+
+
+_NOTHING = AttrValue()
+
+
+def read_attr(node: NodeDef, name: str) -> AttrValue:
+    """An attribute to be read only, empty where the node has none; `node.attr[name]` would then add it to the node."""
+    value: AttrValue = node.attr.get(name, _NOTHING)
+    return value
 
 
 def _attr(node: NodeDef, name: str, kind: str, where: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["NodeBuilder", "cut_scope", "fresh_scope", "scope_of"]
+__all__ = ["NodeBuilder", "cut_scope", "fresh_scope", "scope_of", "tensor_bytes"]
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -48,7 +48,8 @@ def fresh_scope(wanted: str, leaves: Iterable[str], taken: Collection[str]) -> s
     return scope
 
 
-def _content(values: Numbers, dtype: int) -> bytes:
+def tensor_bytes(values: Numbers, dtype: int) -> bytes:
+    """How a constant of this type holds a number or a list of numbers."""
     if dtype == types_pb2.DT_BFLOAT16:
         bits = np.asarray(values, np.float32).view(np.uint32)
         return bytes(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes())
@@ -104,7 +105,7 @@ class NodeBuilder:
         Raises:
             KeyError, OverflowError, FloatingPointError: no constant of the type can be written, or it cannot hold one.
         """
-        content = _content(values, dtype)
+        content = tensor_bytes(values, dtype)
         node = self.add(name, "Const", list(control), device, types={"dtype": dtype})
         tensor = node.attr["value"].tensor
         tensor.dtype = dtype

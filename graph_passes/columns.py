@@ -66,7 +66,7 @@ def columns_of_graph(graph_def: GraphDef) -> Columns:
     if counts is None:
         return columns_by_node(graph_def.node)
     node = _schemas()[0].FromString(content).node
-    return Columns(list(node.name), list(node.op), list(node.input), counts, content, starts, stops)
+    return Columns(node.name[:], node.op[:], node.input[:], counts, content, starts, stops)
 
 
 def node_ranges(content: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -6,6 +6,7 @@ __all__ = ["frames_of"]
 
 from collections.abc import Sequence
 
+from graph_passes.attributes import read_attr
 from graph_passes.graph import Graph
 
 _ENTER = frozenset({"Enter", "RefEnter"})
@@ -27,7 +28,7 @@ def frames_of(graph: Graph, order: Sequence[int]) -> list[str] | None:
             if len(frame) > len(inherited):
                 inherited = frame
         if graph.ops[number] in _ENTER:
-            name = graph.node(number).attr["frame_name"].s.decode("utf-8", "replace").replace("/", "|")
+            name = read_attr(graph.node(number), "frame_name").s.decode("utf-8", "replace").replace("/", "|")
             inherited = f"{inherited}/{name}" if inherited else name
         frames[number] = inherited
     return frames

@@ -10,7 +10,8 @@ from __future__ import annotations
 __all__ = ["Graph", "graphs_of", "paused_gc", "resolve_inputs"]
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -80,7 +81,7 @@ class Graph:
         self.in_start: list[int] = starts.tolist()
         self.in_src, self.ported = resolve_inputs(
             columns.inputs,
-            self.ids.get,
+            self.ids,
             lambda edges: (np.searchsorted(starts, edges, side="right") - 1).tolist() if edges else [],
             lambda number: self.where(self.names[number]),
         )
@@ -137,23 +138,29 @@ class Graph:
         return f"node {name} of function {self.label}" if self.label else f"node {name}"
 
     def _consumers(self, in_starts: NDArray[np.int64]) -> tuple[list[int], list[int], list[int]]:
-        sources = np.asarray(self.in_src, dtype=np.int32)
+        sources = np.fromiter(self.in_src, np.int32, len(self.in_src))
         targets = np.repeat(np.arange(len(self), dtype=np.int32), np.diff(in_starts))
         if _NEXT_ITERATION.intersection(self.ops):
             leaves = np.fromiter((op in _NEXT_ITERATION for op in self.ops), bool, len(self))
             enters = np.fromiter((op in _MERGE for op in self.ops), bool, len(self))
             forward = ~(leaves[sources] & enters[targets])
             sources, targets = sources[forward], targets[forward]
-        by_source = np.argsort(sources, kind="stable")
         starts = np.zeros(len(self) + 1, dtype=np.int64)
         np.cumsum(np.bincount(sources, minlength=len(self)), out=starts[1:])
-        degrees = np.bincount(targets, minlength=len(self)) if len(targets) else np.zeros(len(self), np.int64)
-        return starts.tolist(), targets[by_source].tolist(), degrees.tolist()
+        degrees = np.bincount(targets, minlength=len(self))
+        return starts.tolist(), targets[_stable_order(sources)].tolist(), degrees.tolist()
+
+
+def _stable_order(keys: NDArray[np.int32]) -> NDArray[np.int64]:
+    """The stable argsort, by sorting key and position as one number: numpy's plain sort is many times quicker."""
+    combined = (keys.astype(np.int64) << 32) | np.arange(len(keys), dtype=np.int64)
+    combined.sort()
+    return combined & 0xFFFFFFFF
 
 
 def resolve_inputs(
     texts: list[str],
-    id_of: Callable[[str], int | None],
+    ids: Mapping[str, int],
     owners_of: Callable[[list[int]], list[int]],
     label: Callable[[int], str],
 ) -> tuple[list[int], list[tuple[int, int, int]]]:
@@ -165,26 +172,26 @@ def resolve_inputs(
     Raises:
         GraphError: an input cannot be read or names no node.
     """
-    sources = list(map(id_of, texts))
+    sources = list(map(ids.get, texts, itertools.repeat(-1)))
+    unresolved: list[int] = np.flatnonzero(np.fromiter(sources, np.int32, len(sources)) < 0).tolist()
     rest = []
-    for edge in [edge for edge, source in enumerate(sources) if source is None]:
+    for edge in unresolved:
         text = texts[edge]
-        if text[:1] == "^":
-            sources[edge] = id_of(text[1:])
-        rest.append(edge)
+        if text[:1] == "^" and text[1:] in ids:
+            sources[edge] = ids[text[1:]]
+        else:
+            rest.append(edge)
     ported, dangling = [], []
     for edge, owner in zip(rest, owners_of(rest)):
-        if sources[edge] is not None:
-            continue
         text = texts[edge]
         name, _, port = text.partition(":")
-        source = id_of(name)
+        source = ids.get(name)
         if source is None or not port.isdecimal() or not port.isascii():
             try:
                 parsed = parse_input(text)
             except ValueError as error:
                 raise _unreadable(label(owner), text) from error
-            source, port = id_of(parsed.name), str(parsed.port)
+            source, port = ids.get(parsed.name), str(parsed.port)
         if source is None:
             dangling.append((owner, text))
         else:
@@ -192,7 +199,7 @@ def resolve_inputs(
             ported.append((owner, source, int(port)))
     if dangling:
         raise _dangling(label(dangling[0][0]), [f"{label(owner)} <- {text}" for owner, text in dangling])
-    return sources, ported  # type: ignore[return-value]  # no None is left
+    return sources, ported
 
 
 def _unreadable(where: str, text: str) -> GraphError:

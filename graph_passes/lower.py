@@ -17,13 +17,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from graph_passes.attributes import read_attr
 from graph_passes.builder import NodeBuilder, cut_scope, fresh_scope
 from graph_passes.edit import EditWriter
 from graph_passes.errors import PassError
 from graph_passes.frames import frames_of
 from graph_passes.messages import GraphDef, NodeDef, dtype_name, types_pb2
 from graph_passes.node_input import parse_input
-from graph_passes.op_tables import ALL_REDUCE_OP, COLLECTIVE_OP, GROUP_ATTR, MERGE_OP, MOCK_ATTR, REDUCTION_ATTR
+from graph_passes.op_tables import (
+    ALL_REDUCE_OP,
+    COLLECTIVE_OP,
+    GROUP_ATTR,
+    MERGE_OP,
+    MOCK_ATTR,
+    REDUCTION_ATTR,
+    WIDER_TYPE,
+)
 from graph_passes.order import breadth_first_order
 from graph_passes.pipeline import GraphItem, PassResult
 from graph_passes.rewrite import replace_node
@@ -36,11 +45,6 @@ COLLECTIVE_TYPES = frozenset({
 })  # fmt: skip
 """Types that TensorFlow's collective runtime reduces."""
 
-_CAST_UP = {
-    types_pb2.DT_INT8: types_pb2.DT_INT32, types_pb2.DT_INT16: types_pb2.DT_INT32,
-    types_pb2.DT_UINT8: types_pb2.DT_INT32, types_pb2.DT_UINT16: types_pb2.DT_INT32,
-    types_pb2.DT_UINT32: types_pb2.DT_INT64,
-}  # fmt: skip
 _LEAVES = ("mock", "ranks", "cast", "group_size", "group_key", "instance_key", "collective", "narrow")
 
 
@@ -86,7 +90,7 @@ class Lower:
         if not count:
             return PassResult(item, notes=("nothing to lower",))
         nodes = [writers[label].current(number) for label, found in numbers.items() for number in found]
-        keys = group_keys(node.attr["group"].s.decode("utf-8") for node in nodes)
+        keys = group_keys(read_attr(node, "group").s.decode("utf-8") for node in nodes)
         touched = {label: writer for label, writer in writers.items() if numbers[label]}
         instance, casts = 0, []
         for label, writer in touched.items():
@@ -138,7 +142,7 @@ def _lower_graph(
         if lower.form is Form.MOCK:
             notes.append(reduction.mock(lower.ranks))
         else:
-            key = keys[node.attr["group"].s.decode("utf-8")]
+            key = keys[read_attr(node, "group").s.decode("utf-8")]
             notes.append(reduction.collective(lower, key, instance + position + 1))
     return notes
 
@@ -151,9 +155,9 @@ class _Writer:
         self.node = node
         self.name = node.name
         self.device = node.device
-        self.dtype = node.attr["T"].type
-        self.reduction = node.attr["reduction"].s.decode("utf-8")
-        self.group = node.attr["group"].s.decode("utf-8")
+        self.dtype = read_attr(node, "T").type
+        self.reduction = read_attr(node, "reduction").s.decode("utf-8")
+        self.group = read_attr(node, "group").s.decode("utf-8")
         self.tensor = node.input[0]
         self.controls = [text for text in node.input if text.startswith("^")]
         if self.reduction not in MERGE_OP:
@@ -182,6 +186,9 @@ class _Writer:
         leaf = f"{self.scope}/mock"
         if self.reduction in ("min", "max"):
             op, inputs = "Identity", [self.tensor]
+        elif self.reduction == "prod" and ranks == 2:
+            # Bit-equal to what two real ranks compute, which x to the power of 2 is not.
+            op, inputs = "Mul", [self.tensor, self.tensor]
         else:
             op = "Mul" if self.reduction == "sum" else "Pow"
             inputs = [self.tensor, self._ranks_constant(ranks)]
@@ -207,7 +214,7 @@ class _Writer:
         if self.dtype in COLLECTIVE_TYPES:
             self._collective(lower, self.tensor, self.dtype, group_key, instance_key)
             return ""
-        wide = _CAST_UP.get(self.dtype)
+        wide = WIDER_TYPE.get(self.dtype)
         if wide is None:
             raise PassError(
                 "TensorFlow's collectives cannot reduce this type",

@@ -14,6 +14,7 @@ __all__ = [
     "MOCK_ATTR",
     "REDUCTION_ATTR",
     "TrainingOp",
+    "WIDER_TYPE",
     "flat_port",
     "fixed_outputs",
     "has_output",
@@ -28,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from graph_passes.messages import NodeDef
+from graph_passes.messages import NodeDef, types_pb2
 
 ALL_REDUCE_OP = "HcomAllReduce"
 COLLECTIVE_OP = "CollectiveReduceV2"
@@ -38,6 +39,13 @@ LOWERED_OPS = frozenset({COLLECTIVE_OP, "Mul", "Pow", "Identity"})
 GROUP_ATTR = "_hccl_group"
 REDUCTION_ATTR = "_hccl_reduction"
 MOCK_ATTR = "_hccl_mock_ranks"
+
+WIDER_TYPE = {
+    types_pb2.DT_INT8: types_pb2.DT_INT32, types_pb2.DT_INT16: types_pb2.DT_INT32,
+    types_pb2.DT_UINT8: types_pb2.DT_INT32, types_pb2.DT_UINT16: types_pb2.DT_INT32,
+    types_pb2.DT_UINT32: types_pb2.DT_INT64,
+}  # fmt: skip
+"""The type that stands in for one which TensorFlow's collectives cannot reduce: it holds all the other's values."""
 
 MERGE_OP = {"sum": "Add", "prod": "Mul", "min": "Min", "max": "Max"}
 """What a collective calls each reduction."""

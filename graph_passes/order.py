@@ -43,22 +43,22 @@ def _emit(graph: Graph, waiting: list[int]) -> list[int]:
     starts, targets = graph.out_start, graph.out_dst
     rank_key = graph.names.__getitem__
     order: list[int] = []
+    emit = order.append
     head = 0
     for root in _roots(graph, waiting):
         order.append(root)
         while head < len(order):
             node = order[head]
             head += 1
-            ready = []
+            released = len(order)
             for target in targets[starts[node] : starts[node + 1]]:
                 left = waiting[target] - 1
                 waiting[target] = left
                 if not left:
-                    ready.append(target)
-            if len(ready) > 1:
+                    emit(target)
+            if len(order) - released > 1:
                 # Code-point order of str is the byte order of its UTF-8 form.
-                ready.sort(key=rank_key)
-            order += ready
+                order[released:] = sorted(order[released:], key=rank_key)
     return order
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = ["Overlay"]
 
+from collections import ChainMap
 from collections.abc import Sequence
 
 from graph_passes.errors import GraphError
@@ -45,7 +46,7 @@ class Overlay:
         owners = [number for number, node in zip(self.fresh, nodes) for _ in node.input]
         sources, self.ported = resolve_inputs(
             texts,
-            self._id,
+            ChainMap(self._ids, before.ids),
             lambda edges: [owners[edge] for edge in edges],
             lambda number: before.where(self.name(number)),
         )
@@ -67,10 +68,6 @@ class Overlay:
                 raise GraphError("node names are not unique", where=self.before.where(name), found="an added node")
             ids[name] = number
         return ids
-
-    def _id(self, name: str) -> int | None:
-        found = self.before.ids.get(name)
-        return self._ids.get(name) if found is None else found
 
     def node(self, number: int) -> NodeDef:
         """The NodeDef of a node that is no function argument."""

@@ -11,6 +11,7 @@ __all__ = ["ShapeReader", "shape_of_proto"]
 
 import struct
 
+from graph_passes.attributes import read_attr
 from graph_passes.graph import Graph
 from graph_passes.messages import AttrValue, NodeDef, TensorProto, TensorShapeProto
 from graph_passes.node_input import parse_input
@@ -108,9 +109,9 @@ class ShapeReader:
 
     def _read_constant(self, number: int) -> tuple[int, ...] | None:
         node = self._node(number)
-        if node is None or node.op != "Const" or node.attr["dtype"].type not in (3, 9):
+        if node is None or node.op != "Const" or read_attr(node, "dtype").type not in (3, 9):
             return None
-        return _int_values(node.attr["value"].tensor)
+        return _int_values(read_attr(node, "value").tensor)
 
     def input_output(self, number: int, position: int) -> tuple[int, int] | None:
         """The output that an input reads: its node and the number that it has there; None where that is not known."""
@@ -153,11 +154,11 @@ class ShapeReader:
         if node is None:
             return None
         if node.op in _SHAPE_ATTR:
-            return shape_of_proto(node.attr["shape"].shape) if "shape" in node.attr else None
+            return shape_of_proto(read_attr(node, "shape").shape) if "shape" in node.attr else None
         if node.op == "Const":
-            return shape_of_proto(node.attr["value"].tensor.tensor_shape)
+            return shape_of_proto(read_attr(node, "value").tensor.tensor_shape) if "value" in node.attr else None
         if node.op == "IteratorGetNext":
-            return _listed(node.attr["output_shapes"], port)
+            return _listed(read_attr(node, "output_shapes"), port)
         return self._sizes_in_input(number, _SIZES_IN_INPUT[node.op]) if node.op in _SIZES_IN_INPUT else None
 
     def _sizes_in_input(self, number: int, position: int) -> Shape:
@@ -178,7 +179,7 @@ class ShapeReader:
         handle = self._node(source[0]) if source else None
         if handle is None or handle.op != "VarHandleOp" or "shape" not in handle.attr:
             return None
-        return shape_of_proto(handle.attr["shape"].shape)
+        return shape_of_proto(read_attr(handle, "shape").shape)
 
     def _input_shape(self, number: int, position: int) -> Shape:
         source = self.input_output(number, position)

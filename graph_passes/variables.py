@@ -10,6 +10,7 @@ __all__ = ["UpdatedVariable", "updated_variable"]
 
 from dataclasses import dataclass
 
+from graph_passes.attributes import read_attr
 from graph_passes.graph import Graph
 from graph_passes.op_tables import training_ops
 from graph_passes.sections import Shape
@@ -44,7 +45,7 @@ def updated_variable(graph: Graph, number: int) -> UpdatedVariable | None:
         return None
     variable = next(iter(found))
     node = graph.node(variable)
-    return UpdatedVariable(node.name, shape_of_proto(node.attr["shape"].shape) if "shape" in node.attr else None)
+    return UpdatedVariable(node.name, shape_of_proto(read_attr(node, "shape").shape) if "shape" in node.attr else None)
 
 
 def _reached_variables(graph: Graph, start: int) -> tuple[set[int], set[int]]:

@@ -17,16 +17,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from graph_passes.attributes import read_attr
 from graph_passes.changes import changed_in_graph, changed_nodes
 from graph_passes.errors import GraphError, VerificationError, summarise
 from graph_passes.graph import Graph, graphs_of
 from graph_passes.messages import FunctionDef, GraphDef, NodeDef
-from graph_passes.op_tables import fixed_outputs, has_output
+from graph_passes.op_tables import fixed_outputs, has_output, output_counts
 from graph_passes.overlay import Overlay
 from graph_passes.pipeline import GraphItem, PassResult
 from graph_passes.rewrite import has_same_kept_attrs
 from graph_passes.sections import Gradient
 from graph_passes.trace_reductions import check_reductions, type_of
+
+_LOOKED_INTO = ("node", "library", "function")
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def verify_rewrite(
     containers = [after.node, *(function.node_def for function in after.library.function)]
     for position, (graph, container) in enumerate(zip(graphs, containers)):
         if len(container) < len(graph.container):
-            findings.append(f"{len(graph.container) - len(container)} old nodes are gone")
+            findings += _gone(graph, container)
             continue
         changed = changed_nodes(graph, container) if position else changed_in_graph(graph, after, after_content)
         findings += _verify_graph(graph, container, changed, [g for g in gradients if g.graph == graph.label])
@@ -92,11 +95,13 @@ def _verify_graph(
     place = f" of function {graph.label}" if graph.label else ""
     if any(container[n - graph.arg_count].name != graph.names[n] for n in changed):
         # Somebody else may have written the nodes in another order: their names decide.
-        by_name = {node.name: node for node in container}
-        old_names = graph.names[graph.arg_count :]
-        gone = [name for name in old_names if name not in by_name]
+        gone = _gone(graph, container)
         if gone:
-            return [f"old node {name}{place} is gone" for name in gone]
+            return gone
+        by_name = {node.name: node for node in container}
+        if len(by_name) < len(container):
+            return [f"node names{place} are not unique"]
+        old_names = graph.names[graph.arg_count :]
         old = set(old_names)
         container = [by_name[name] for name in old_names] + [node for node in container if node.name not in old]
         changed = changed_nodes(graph, container)
@@ -114,9 +119,16 @@ def _verify_graph(
     ]
 
 
+def _gone(graph: Graph, container: Sequence[NodeDef]) -> list[str]:
+    left = {node.name for node in container}
+    place = f" of function {graph.label}" if graph.label else ""
+    gone = [name for name in graph.names[graph.arg_count :] if name not in left]
+    return [f"old node {name}{place} is gone" for name in gone]
+
+
 def _check_ports(after: Overlay, place: str) -> list[str]:
     if after.label:
-        return []  # a function's inputs name the output and count within it
+        return _check_named_ports(after, place)
     findings = []
     fixed = fixed_outputs()
     for consumer, producer, port in [*after.before.ported, *after.ported]:
@@ -127,13 +139,26 @@ def _check_ports(after: Overlay, place: str) -> list[str]:
     return findings
 
 
+def _check_named_ports(after: Overlay, place: str) -> list[str]:
+    """In a function's body an input names the output and counts within it; arguments have neither."""
+    findings = []
+    for consumer in after.fresh:
+        for text, producer in zip(after.inputs(consumer), after.producers(consumer)):
+            if text.is_control or producer < after.arg_count:
+                continue
+            counts = output_counts(after.node(producer))
+            if counts is not None and text.port >= counts.get(text.arg, 0):
+                findings.append(f"{after.name(consumer)}{place} reads output {text} of {after.op(producer)}")
+    return findings
+
+
 def _check_untouched(before: Graph, after: Overlay, changed: Sequence[int], members: set[int], place: str) -> list[str]:
     findings = []
     for number in changed:
         old, new = before.node(number), after.node(number)
         if number not in members:
             findings.append(f"node {old.name}{place} was changed though it is no all-reduce")
-        elif (old.attr["T"].type, old.device) != (type_of(new), new.device):
+        elif (read_attr(old, "T").type, old.device) != (type_of(new), new.device):
             findings.append(f"node {old.name}{place} has another type or device")
         elif not has_same_kept_attrs(old, new):
             findings.append(f"node {old.name}{place} lost or changed an attribute")
@@ -142,10 +167,10 @@ def _check_untouched(before: Graph, after: Overlay, changed: Sequence[int], memb
 
 def _compare_library(before: GraphDef, after: GraphDef) -> list[str]:
     findings = []
-    if before.versions != after.versions or before.version != after.version:
-        findings.append("the versions of the graph were changed")
-    if list(before.library.gradient) != list(after.library.gradient):
-        findings.append("the gradient functions of the library were changed")
+    for what, one, other in (("graph", before, after), ("library", before.library, after.library)):
+        for field in one.DESCRIPTOR.fields:
+            if field.name not in _LOOKED_INTO and getattr(one, field.name) != getattr(other, field.name):
+                findings.append(f"field {field.name} of the {what} was changed")
     old, new = before.library.function, after.library.function
     if [f.signature.name for f in old] != [f.signature.name for f in new]:
         findings.append("functions were added, removed or moved")

@@ -68,7 +68,7 @@ def fuse(
     options: PlanOptions | None = None,
     fetch: Sequence[str] = (),
     keep: Sequence[str] = (),
-    infer_shapes: bool = True,
+    infer_shapes: bool | InferShapes = True,
     observe: Observer | None = None,
 ) -> FuseResult:
     """Fuses the all-reduces of a graph as HCCL would.
@@ -83,7 +83,7 @@ def fuse(
         chain: order the fused reductions by control edges.
         options: size accounting and segmentation mode.
         fetch, keep: nodes that must stay a reduction of their own.
-        infer_shapes: ask TensorFlow's shape inference for shapes that the graph does not tell.
+        infer_shapes: ask TensorFlow's shape inference for shapes that the graph does not tell; or what to ask instead.
         observe: called after each pass.
 
     Raises:
@@ -93,7 +93,7 @@ def fuse(
     plans: list[Plan] = []
     decider = _decider(strategy, group, options or PlanOptions())
     passes: tuple[GraphPass, ...] = (
-        Find(shape_inference() if infer_shapes else None, allow_lowered=True),
+        Find(_inference(infer_shapes), allow_lowered=True),
         Index(),
         PlanPass(decider, plans.append),
         *_writers(form, chain, ranks),
@@ -110,13 +110,13 @@ def plan_graph(
     *,
     group: str = DEFAULT_GROUP,
     options: PlanOptions | None = None,
-    infer_shapes: bool = True,
+    infer_shapes: bool | InferShapes = True,
     observe: Observer | None = None,
 ) -> tuple[Plan, tuple[Gradient, ...]]:
     """The plan of a graph, and its gradients in breadth-first order; arguments and errors as in `fuse`."""
     plans: list[Plan] = []
     passes: tuple[GraphPass, ...] = (
-        Find(shape_inference() if infer_shapes else None),
+        Find(_inference(infer_shapes)),
         Index(),
         PlanPass(_decider(strategy, group, options or PlanOptions()), plans.append),
     )
@@ -124,9 +124,9 @@ def plan_graph(
     return plans[0], result.item.gradients or ()
 
 
-def list_gradients(graph_def: GraphDef, *, infer_shapes: bool = True) -> tuple[Gradient, ...]:
+def list_gradients(graph_def: GraphDef, *, infer_shapes: bool | InferShapes = True) -> tuple[Gradient, ...]:
     """Every all-reduce of a graph in breadth-first order; errors as in `fuse`."""
-    find = Find(shape_inference() if infer_shapes else None)
+    find = Find(_inference(infer_shapes))
     return Pipeline((find,)).run(GraphItem(graph_def)).item.gradients or ()
 
 
@@ -148,13 +148,16 @@ def _writers(form: Emit, chain: bool, ranks: int | None) -> tuple[GraphPass, ...
 
 def _ranks(ranks: int | None) -> int:
     """The given number, else RANK_SIZE, else 1: one process without any environment is a world of one."""
-    if ranks is not None:
-        found: object = ranks
-    else:
-        found = os.environ.get("RANK_SIZE", "1")
+    found: object = os.environ.get("RANK_SIZE", "1") if ranks is None else ranks
     text = str(found)
     if isinstance(found, bool) or not text.isdecimal() or not 1 <= int(text) < 2**31:
-        raise UsageError("the number of ranks is illegal", found=repr(found), expected="an integer of at least 1")
+        raise UsageError(
+            "the number of ranks is illegal",
+            where="environment variable RANK_SIZE" if ranks is None else "ranks",
+            found=repr(found),
+            expected="an integer of at least 1",
+            remedy="--ranks N (in Python: ranks=N)" if ranks is None else "",
+        )
     return int(text)
 
 
@@ -194,6 +197,12 @@ def _warn_stale_lists(sections: Sequence[Section], strategy_of: Callable[[str], 
         if strategy_of(group).kind is StrategyKind.SIZE and registered_idx(group) is not None:
             counts = [len(s.gradients) for s in sections if s.takes_strategy and s.key.group == group]
             stale_index_warning(group, counts)
+
+
+def _inference(choice: bool | InferShapes) -> InferShapes | None:
+    if isinstance(choice, bool):
+        return shape_inference() if choice else None
+    return choice
 
 
 def shape_inference() -> InferShapes:

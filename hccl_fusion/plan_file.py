@@ -43,7 +43,9 @@ class PlanFile:
         Raises:
             PlanError: no section of the graph shares a gradient with the plan.
         """
-        decisions = [self._decide(section, chain) for chain, section in enumerate(sections)]
+        # Chains are numbered as a strategy numbers them: sections by fusion_id come first.
+        in_order = sorted(sections, key=lambda section: section.takes_strategy)
+        decisions = [self._decide(section, in_order.index(section)) for section in sections]
         if sections and not any(decision.strategy == "plan" for decision in decisions):
             raise PlanError(
                 "the plan is of another graph",
@@ -122,7 +124,7 @@ def read_plan(path: str) -> PlanFile:
         raise _error(path, "the plan file cannot be read", error.strerror) from error
     except UnicodeDecodeError as error:
         raise _error(path, "the plan file is no text", f"byte {error.start}") from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
         raise _error(path, "the plan file is no JSON", str(error)) from error
     return _parse(path, document)
 
@@ -134,9 +136,10 @@ def _error(where: str, what: str, found: object) -> PlanError:
 
 
 def _parse(path: str, document: Any) -> PlanFile:
-    if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
-        version = document.get("schema_version") if isinstance(document, dict) else type(document).__name__
-        raise _error(path, "the plan file has another schema", f"schema_version {version}")
+    version = document.get("schema_version") if isinstance(document, dict) else type(document)
+    if type(version) is not int or version != SCHEMA_VERSION:
+        shown = type(document).__name__ if version is type(document) else repr(version)[:80]
+        raise _error(path, "the plan file has another schema", f"schema_version {shown}")
     entries = document.get("sections")
     if not isinstance(entries, list):
         raise _error(path, "the plan file has no sections", type(entries).__name__)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 __all__ = ["PlanPass", "make_plan"]
 
+import bisect
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -69,11 +71,11 @@ def make_plan(item: GraphItem, decide: Decide) -> Plan:
 
 @dataclass
 class _Piece:
-    """Indices of one reduction of a section; `cut_by` says why it does not belong to the piece before it."""
+    """Indices of one reduction of a section; `cut_at` is where its planned segment was divided before it, if it was."""
 
     indices: tuple[int, ...]
     planned: int
-    cut_by: Division | None = None
+    cut_at: int | None = None
 
 
 @dataclass
@@ -118,16 +120,35 @@ def _divide_drafts(item: GraphItem, drafts: Sequence[_Draft]) -> None:
     """Replaces pieces by what they must be divided into, graph by graph."""
     for graph, order in zip(item.graphs or (), item.orders or ()):
         here = [d for d in drafts if d.is_fused and d.decision.section.key.graph == graph.label]
-        pieces = [(draft, piece) for draft in here for piece in draft.pieces]
-        if not pieces:
-            continue
-        planned = [
-            PlannedPart(tuple(draft.gradients[i].node for i in piece.indices), draft.decision.chain)
-            for draft, piece in pieces
-        ]
-        in_force, divisions = divide(graph, order, planned)
-        if divisions:
-            _apply_divisions(graph, here, pieces, in_force, divisions)
+        while _divide_once(graph, order, here):
+            for draft in here:
+                _divide_at_cuts(draft)
+
+
+def _divide_once(graph: Graph, order: Sequence[int], drafts: Sequence[_Draft]) -> bool:
+    """True where a piece had to be divided."""
+    pieces = [(draft, piece) for draft in drafts for piece in draft.pieces]
+    if not pieces:
+        return False
+    planned = [
+        PlannedPart(tuple(draft.gradients[i].node for i in piece.indices), draft.decision.chain)
+        for draft, piece in pieces
+    ]
+    in_force, divisions = divide(graph, order, planned)
+    if divisions:
+        _apply_divisions(graph, drafts, pieces, in_force, divisions)
+    return bool(divisions)
+
+
+def _divide_at_cuts(draft: _Draft) -> None:
+    """A segment is a run of indices: where it is divided on one device, it is divided on the others too."""
+    cuts = sorted({piece.cut_at for piece in draft.pieces if piece.cut_at is not None})
+    divided = []
+    for piece in draft.pieces:
+        runs = itertools.groupby(piece.indices, lambda index: bisect.bisect_right(cuts, index))
+        for number, (passed, indices) in enumerate(runs):
+            divided.append(_Piece(tuple(indices), piece.planned, cuts[passed - 1] if number else piece.cut_at))
+    draft.pieces = divided
 
 
 def _apply_divisions(
@@ -142,11 +163,11 @@ def _apply_divisions(
         draft.pieces = []
     for (draft, piece), members in zip(pieces, in_force):
         index_of = {draft.gradients[i].node: i for i in piece.indices}
-        for nodes in members:
-            cut_by = why.get(nodes[0]) if nodes is not members[0] else None
-            draft.pieces.append(_Piece(tuple(index_of[n] for n in nodes), piece.planned, cut_by))
-            if cut_by is not None:
-                draft.divisions.append(_division_note(graph, index_of[nodes[0]], cut_by))
+        for number, nodes in enumerate(members):
+            indices = tuple(index_of[node] for node in nodes)
+            draft.pieces.append(_Piece(indices, piece.planned, indices[0] if number else piece.cut_at))
+            if number:
+                draft.divisions.append(_division_note(graph, indices[0], why[nodes[0]]))
 
 
 def _division_note(graph: Graph, index: int, division: Division) -> DivisionNote:
@@ -161,7 +182,7 @@ def _division_note(graph: Graph, index: int, division: Division) -> DivisionNote
 
 def _segments(draft: _Draft) -> tuple[Segment, ...]:
     """The segments in force: the planned ranges, cut where a piece was cut off."""
-    cuts = {piece.indices[0] for piece in draft.pieces if piece.cut_by is not None}
+    cuts = {piece.cut_at for piece in draft.pieces if piece.cut_at is not None}
     starts = sorted({start for start, _ in draft.decision.segments} | cuts)
     stops = [*starts[1:], len(draft.gradients)]
     pieces = sorted((piece.indices for piece in draft.pieces), key=lambda indices: indices[0])

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import random
+import shlex
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf import text_format
 
 from graph_passes.find import Find
 from graph_passes.graph import Graph, graphs_of
@@ -15,6 +20,7 @@ from graph_passes.index import Index
 from graph_passes.messages import AttrValue, FunctionDef, GraphDef, MetaGraphDef, NodeDef, SavedModel, types_pb2
 from graph_passes.pipeline import GraphItem, Pipeline
 from graph_passes.sections import Gradient
+from hccl_fusion.strategy import Strategy, StrategyKind
 
 WORLD = "hccl_world_group"
 FLOAT, DOUBLE, HALF = types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_HALF
@@ -238,3 +244,74 @@ class Streams:
 
     def __init__(self, content: bytes = b"") -> None:
         self.buffer = io.BytesIO(content)
+
+
+# ------------------------------------------------------------------------------------ golden graphs
+
+GRAPHS = Path(__file__).parent / "data" / "graphs"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One folder of tests/data/graphs: `input.pbtxt`, and the expected graph of each form beside it.
+
+    The second line of the input holds the flags of `hccl-fusion fuse` that the case is fused with.
+    """
+
+    name: str
+    graph_def: GraphDef
+    options: dict[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        return GRAPHS / self.name
+
+
+def golden_cases() -> list[Case]:
+    """All cases, by name."""
+    return [_read_case(path.parent) for path in sorted(GRAPHS.glob("*/input.pbtxt"))]
+
+
+def _read_case(folder: Path) -> Case:
+    text = (folder / "input.pbtxt").read_text(encoding="utf-8")
+    flags = text.splitlines()[1]
+    assert flags.startswith("# flags:"), f"{folder}: the second line tells the flags"
+    given = vars(_case_flags().parse_args(shlex.split(flags[len("# flags:") :])))
+    strategies = [given.pop(name) for name in ("idx", "segments", "single")]
+    strategy = next(found for found in strategies if found is not None)
+    return Case(folder.name, text_format.Parse(text, GraphDef()), {"strategy": strategy, **given})
+
+
+def _case_flags() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--idx", type=Strategy.parse_idx)
+    parser.add_argument("--segments", type=lambda text: Strategy(StrategyKind.SEGMENTS, (int(text),)))
+    parser.add_argument("--single", action="store_const", const=Strategy(StrategyKind.SINGLE))
+    parser.add_argument("--group", default=WORLD)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--no-chain", dest="chain", action="store_false")
+    parser.add_argument("--keep", action="append", default=[])
+    parser.add_argument("--fetch", action="append", default=[])
+    return parser
+
+
+def one_node_a_line(graph_def: GraphDef) -> str:
+    """The graph as text, with one line for each node: what golden files hold, and what differences are shown in."""
+    lines = [_block("node", node) for node in graph_def.node]
+    for function in graph_def.library.function:
+        head = FunctionDef()
+        head.CopyFrom(function)
+        del head.node_def[:]
+        lines += ["library { function {", f"  {_one_line(head)}"]
+        lines += ["  " + _block("node_def", node) for node in function.node_def]
+        lines.append("} }")
+    lines.append(_block("versions", graph_def.versions))
+    return "\n".join(lines) + "\n"
+
+
+def _block(field: str, message: Any) -> str:
+    return f"{field} {{ {_one_line(message)} }}"
+
+
+def _one_line(message: Any) -> str:
+    return text_format.MessageToString(message, as_one_line=True).strip()

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 __all__ = ["command"]
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hccl_fusion.cli.options import common_options, quiet_logging
+from hccl_fusion.cli.options import FOLDER, common_options, quiet_logging
 from hccl_fusion.cli.output import human_bytes, print_json, print_table
+from hccl_fusion.errors import UsageError
 
 if TYPE_CHECKING:
     from hccl_fusion.demo.run import DemoResult, DemoStep
 
 
-@click.command("demo")
-@click.option("-o", "--output", default="hccl-fusion-demo", show_default=True, help="Folder for the files it writes.")
+@click.command("demo", short_help="Build, fuse and compare a real ResNet-50 training graph.")
+@click.option("-o", "--output", type=FOLDER, metavar="FOLDER", default="hccl-fusion-demo", show_default=True,
+              help="Folder for the files it writes.")  # fmt: skip
 @click.option("--image-size", type=click.IntRange(min=32), default=32, show_default=True, help="Pixels.")
 @click.option("-n", "--ranks", type=click.IntRange(min=2), default=2, show_default=True, help="In-process ranks.")
 @common_options
@@ -29,6 +32,7 @@ def command(output: str, image_size: int, ranks: int, as_json: bool, quiet: bool
     """
     from hccl_fusion.runtime.quiet_import import load_tensorflow_quietly
 
+    _make_folder(output)
     say = _say_nothing if quiet else _say
     say("loading TensorFlow")
     load_tensorflow_quietly()
@@ -41,6 +45,19 @@ def command(output: str, image_size: int, ranks: int, as_json: bool, quiet: bool
     else:
         _print(result, ranks)
     click.get_current_context().exit(0 if result.equal else 1)
+
+
+def _make_folder(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            "the output folder cannot be made",
+            where=f"option --output {path}",
+            found=error.strerror,
+            expected="the path of a folder",
+            remedy="another folder",
+        ) from error
 
 
 def _say(text: str) -> None:

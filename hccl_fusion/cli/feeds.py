@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["read_feeds"]
 
 import zipfile
+import zlib
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,10 @@ def read_feeds(path: str | None) -> dict[str, Any] | None:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError) as error:
         raise UsageError(
             "the feeds cannot be read",
-            where=path,
+            where=f"option --feeds {path}",
             found=str(error),
             expected="an .npz file with one array a tensor name",
             remedy="numpy.savez",

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 __all__ = ["command"]
 
+import os
 from typing import Any
 
 import click
 
 from graph_passes.files import read_graph, write_graph
+from graph_passes.node_input import producer_name
+from hccl_fusion.cli.destinations import check_destinations, one_result_only
 from hccl_fusion.cli.options import (
+    FILE,
     common_options,
+    naming,
     plan_options,
     plan_options_of,
     quiet_logging,
@@ -18,26 +23,26 @@ from hccl_fusion.cli.options import (
     strategy_options,
 )
 from hccl_fusion.cli.output import Progress, print_json
-from hccl_fusion.cli.planning import naming_file
-from hccl_fusion.errors import UsageError
-from hccl_fusion.fuse import Emit, fuse
+from hccl_fusion.cli.planning import quiet_inference
+from hccl_fusion.errors import UsageError, summarise
+from hccl_fusion.fuse import Emit, FuseResult, fuse
 from hccl_fusion.json_file import write_json
 from hccl_fusion.plan_json import plan_document
 
 
-@click.command("fuse")
-@click.argument("graph")
-@click.option("-o", "--output", required=True, metavar="OUT", help="The rewritten graph; - is stdout.")
+@click.command("fuse", short_help="Write the graph with its all-reduces fused.")
+@click.argument("graph", type=FILE)
+@click.option("-o", "--output", type=FILE, required=True, metavar="OUT", help="The rewritten graph; - is stdout.")
 @strategy_options
 @plan_options
 @click.option("--emit", type=click.Choice([form.value for form in Emit]), default="fused", show_default=True,
               help="fused: one all-reduce a segment. fusion-id: attributes for the NPU runtime. collective: for "
                    "TensorFlow's own collectives. mock: one process.")  # fmt: skip
-@click.option("-n", "--ranks", type=int, metavar="N",
+@click.option("-n", "--ranks", type=click.IntRange(min=1), metavar="N",
               help="Ranks of the forms collective and mock; default RANK_SIZE, else 1.")  # fmt: skip
 @click.option("--chain/--no-chain", default=True, help="Order the segments by control edges (default).")
 @click.option("--keep", multiple=True, metavar="NODE", help="An all-reduce to leave alone; may be repeated.")
-@click.option("--plan-out", metavar="FILE", help="Write the plan to a JSON file.")
+@click.option("--plan-out", type=FILE, metavar="FILE", help="Write the plan to a JSON file; - is stdout.")
 @click.option("--overwrite", is_flag=True, help="Allow OUT to be GRAPH itself.")
 @common_options
 def command(
@@ -59,12 +64,15 @@ def command(
 
     Example: hccl-fusion fuse resnet50.pb -o fused.pb --size 60,20,20
     """
-    strategy = strategy_of(params)
-    if output == "-" and as_json:
-        raise UsageError("stdout can carry the graph or the JSON, not both", found="-o - with --json")
+    if "-" in (output, plan_out) and as_json:
+        raise one_result_only("-o -" if output == "-" else "--plan-out -", "--json")
+    check_destinations({"--output": output, "--plan-out": plan_out}, params["plan_file"], may_be_folder=True)
+    check_destinations({"--output": output}, may_be_folder=os.path.isdir(graph))
+    check_destinations({"--plan-out": plan_out}, graph)
     with quiet_logging(quiet), Progress(8, quiet) as progress:
+        strategy = strategy_of(params)
         source = read_graph(graph)
-        with naming_file(graph):
+        with naming(graph):
             result = fuse(
                 source.graph_def,
                 strategy,
@@ -74,26 +82,45 @@ def command(
                 chain=chain,
                 options=plan_options_of(**params),
                 keep=keep,
-                infer_shapes=infer_shapes,
+                infer_shapes=quiet_inference(infer_shapes),
                 observe=progress,
             )
+        _require_kept(graph, result, keep)
         write_graph(source, result.graph_def, output, overwrite_input=overwrite)
-        if plan_out is not None:
+        if plan_out not in (None, "-"):
             write_json(plan_out, plan_document(result.plan))
     if as_json:
         print_json({**plan_document(result.plan), "modified": result.modified, "notes": list(result.notes)})
         return
-    _summarise(graph, output, result)
+    if plan_out == "-":
+        print_json(plan_document(result.plan))
+    to_stderr = "-" in (output, plan_out)
+    if not (to_stderr and quiet):
+        _summarise(graph, output, result, to_stderr=to_stderr, is_tagged=emit == Emit.FUSION_ID.value)
 
 
-def _summarise(graph: str, output: str, result: Any) -> None:
-    """A few lines: on stderr where stdout carries the graph."""
-    to_stderr = output == "-"
+def _require_kept(graph: str, result: FuseResult, keep: tuple[str, ...]) -> None:
+    """Refuses a name that keeps nothing: a slip of the pen would go unnoticed."""
+    known = {gradient.name for gradient in result.gradients if not gradient.graph}
+    unknown = [name for name in keep if producer_name(name) not in known]
+    if unknown:
+        raise UsageError(
+            "no all-reduce has that name",
+            where="option --keep",
+            found=summarise(unknown),
+            expected=f"the name of an all-reduce of {graph}",
+            remedy=f"the key all_reduce in hccl-fusion list {graph} --json",
+        )
+
+
+def _summarise(graph: str, output: str, result: FuseResult, *, to_stderr: bool, is_tagged: bool) -> None:
+    """A few lines: on stderr where stdout carries a result of its own."""
     fused = [part for part in result.plan.parts if len(part.gradients) > 1]
     members = sum(len(part.gradients) for part in fused)
     alone = len(result.gradients) - members
+    became = "are marked to become" if is_tagged else "became"
     click.echo(
-        f"{graph}: {members} of {len(result.gradients)} all-reduces became {len(fused)}; {alone} stay as they are",
+        f"{graph}: {members} of {len(result.gradients)} all-reduces {became} {len(fused)}; {alone} stay as they are",
         err=to_stderr,
     )
     for section in result.plan.sections:

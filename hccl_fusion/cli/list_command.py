@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from hccl_fusion.cli.options import common_options, plan_options, strategy_options
+from hccl_fusion.cli.options import FILE, common_options, plan_options, strategy_options
 from hccl_fusion.cli.output import print_json
 from hccl_fusion.cli.planning import plan_file_graph
 from hccl_fusion.plan_json import gradients_document
 
 
-@click.command("list")
-@click.argument("graph")
+@click.command("list", short_help="Print every gradient with its index, size and segment.")
+@click.argument("graph", type=FILE)
 @strategy_options
 @plan_options
 @common_options

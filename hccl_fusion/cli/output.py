@@ -30,8 +30,8 @@ def human_bytes(size_bytes: int | None) -> str:
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """One JSON document on stdout."""
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    """One JSON document on stdout, in ASCII: no terminal or pipe can spoil it."""
+    click.echo(json.dumps(document, indent=2, allow_nan=False))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
@@ -62,6 +62,7 @@ class Progress:
         self._done = 0
         self._current = "reading the graph"
         self._bar: Any = None
+        self._is_over = False
         self._lock = threading.Lock()
         self._timer = threading.Timer(1.0, self._show)
         self._timer.daemon = True
@@ -75,6 +76,7 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
         with self._lock:
+            self._is_over = True
             if self._bar is not None:
                 self._bar.stop()
 
@@ -95,6 +97,8 @@ class Progress:
         from rich.progress import Progress as Bar
 
         with self._lock:
+            if self._is_over:  # while rich was being loaded
+                return
             self._bar = Bar(console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task(self._current, total=self._steps, completed=self._done)
             self._bar.start()

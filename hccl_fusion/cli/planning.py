@@ -1,30 +1,20 @@
-"""What `list` and `plan` share: read a graph, plan it, and let every error name the file."""
+"""What the commands on one graph share: plan it, let every error name the file, ask TensorFlow quietly."""
 
 from __future__ import annotations
 
-__all__ = ["naming_file", "plan_file_graph"]
+__all__ = ["plan_file_graph", "quiet_inference"]
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graph_passes.files import read_graph
-from graph_passes.sections import Gradient
-from hccl_fusion.cli.options import plan_options_of, quiet_logging, strategy_of
+from graph_passes.find import InferShapes
+from graph_passes.messages import GraphDef
+from graph_passes.sections import Gradient, GradientId, Shape
+from hccl_fusion.cli.options import naming, plan_options_of, quiet_logging, strategy_of
 from hccl_fusion.cli.output import Progress
-from hccl_fusion.errors import HcclFusionError
-from hccl_fusion.fuse import plan_graph
+from hccl_fusion.fuse import plan_graph, shape_inference
 from hccl_fusion.plan import Plan
-
-
-@contextlib.contextmanager
-def naming_file(path: str) -> Iterator[None]:
-    """Puts the file's name into the place of an error that has none."""
-    try:
-        yield
-    except HcclFusionError as error:
-        error.in_file(path)
-        raise
 
 
 def plan_file_graph(
@@ -34,15 +24,27 @@ def plan_file_graph(
 
     `log` lets the segment result line through to stderr.
     """
-    strategy = strategy_of(params)
-    with quiet_logging(quiet or not log), Progress(4, quiet) as progress:
+    with quiet_logging(quiet, info=log), Progress(4, quiet) as progress:
+        strategy = strategy_of(params)
         graph_def = read_graph(path).graph_def
-        with naming_file(path):
+        with naming(path):
             return plan_graph(
                 graph_def,
                 strategy,
                 group=group,
                 options=plan_options_of(**params),
-                infer_shapes=infer_shapes,
+                infer_shapes=quiet_inference(infer_shapes),
                 observe=progress,
             )
+
+
+def quiet_inference(wanted: bool) -> bool | InferShapes:
+    """TensorFlow's shape inference, loaded without its start-up lines; False where it is not wanted."""
+
+    def infer(graph_def: GraphDef, gradients: Sequence[GradientId]) -> Mapping[GradientId, Shape]:
+        from hccl_fusion.runtime.quiet_import import load_tensorflow_quietly
+
+        load_tensorflow_quietly()
+        return shape_inference()(graph_def, gradients)
+
+    return infer if wanted else False

@@ -14,8 +14,8 @@ from hccl_fusion.fuse import fuse, plan_graph
 from hccl_fusion.json_file import write_json
 from hccl_fusion.plan import Plan
 from hccl_fusion.plan_json import plan_document
+from hccl_fusion.runtime.verification import Verification, verify_graphs
 from hccl_fusion.strategy import Strategy, StrategyKind
-from hccl_fusion.verify import Verification, verify_graphs
 
 STRATEGIES = {
     "default": Strategy(StrategyKind.DEFAULT),

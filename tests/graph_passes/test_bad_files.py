@@ -23,7 +23,7 @@ CONTENTS = {
     "saved model": saved_model().SerializeToString(deterministic=True),
     "saved model text": text_format.MessageToString(saved_model()).encode(),
 }
-CONTENTS["gzip"] = gzip.compress(CONTENTS["graph"])
+CONTENTS["gzip"] = gzip.compress(CONTENTS["graph"], mtime=0)
 each_content = pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 
 
@@ -51,7 +51,11 @@ def outcome(content: bytes) -> GraphFile | str:
             return str(error)
 
 
-@pytest.mark.parametrize("content", [b"", b" ", b"\n\n\t \r\n", gzip.compress(b""), gzip.compress(b"  \n")])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b" ", b"\n\n\t \r\n", gzip.compress(b"", mtime=0), gzip.compress(b"  \n", mtime=0)],
+    ids=["nothing", "a blank", "blanks", "gzip of nothing", "gzip of blanks"],
+)
 def test_an_empty_file(monkeypatch, content):
     assert "the file is empty" in error_of(monkeypatch, content)
 

@@ -86,8 +86,8 @@ EDGES = {
     "hccl_fusion.runtime": {"graph_passes", "hccl_fusion", "hccl_fusion.runtime"},
     "hccl_fusion.tuning": {"graph_passes", "hccl_fusion", "hccl_fusion.tuning", "hccl_fusion.runtime"},
 }
-# Modules at the top that others are reached through: the public names, and the command itself.
-FACADES = ("hccl_fusion", "hccl_fusion.__main__")
+# Modules at the top that others are reached through: the public names, HCCL's group functions, the command itself.
+FACADES = ("hccl_fusion", "hccl_fusion.groups", "hccl_fusion.__main__")
 
 
 @each_module

@@ -6,7 +6,7 @@ __all__ = ["Verification", "verify_graphs"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graph_passes.find import Find
 from graph_passes.graph import graphs_of
@@ -14,9 +14,7 @@ from graph_passes.messages import GraphDef
 from graph_passes.pipeline import GraphItem
 from graph_passes.verify import verify_rewrite
 from hccl_fusion.fuse import shape_inference
-
-if TYPE_CHECKING:
-    from hccl_fusion.runtime.numeric_check import Comparison
+from hccl_fusion.runtime.numeric_check import Comparison, compare_graphs
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,6 @@ def verify_graphs(
     Raises:
         HcclFusionError: one of the graphs is broken or cannot be run.
     """
-    from hccl_fusion.runtime.numeric_check import compare_graphs
-
     item = Find(shape_inference(), allow_lowered=True).run(GraphItem(before)).item
     graphs_of(after)  # a broken second graph is an error of its own, not a difference
     structure = verify_rewrite(before, after, item.gradients or (), item.graphs)

@@ -18,19 +18,31 @@ __all__ = [
     "StrategyError",
     "StrategyKind",
     "StrategyWarning",
+    "collective_device",
     "compare_graphs",
     "fuse",
+    "init",
+    "is_initialised",
     "list_gradients",
+    "local_rank",
+    "local_size",
     "plan_graph",
+    "rank",
     "read_plan",
     "reset_split_strategy",
     "segment_boundaries",
+    "session_config",
+    "session_target",
     "set_split_strategy_by_idx",
     "set_split_strategy_by_size",
+    "shutdown",
     "simulate_ranks",
+    "size",
 ]
 
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +57,18 @@ if TYPE_CHECKING:
         set_split_strategy_by_size,
     )
     from hccl_fusion.runtime.in_process import simulate_ranks
+    from hccl_fusion.runtime.lifecycle import (
+        collective_device,
+        init,
+        is_initialised,
+        local_rank,
+        local_size,
+        rank,
+        session_config,
+        session_target,
+        shutdown,
+        size,
+    )
     from hccl_fusion.runtime.numeric_check import compare_graphs
     from hccl_fusion.segmentation import segment_boundaries
     from hccl_fusion.strategy import Strategy, StrategyKind
@@ -56,8 +80,24 @@ _HOME = {
     "Strategy": "strategy", "StrategyKind": "strategy", "segment_boundaries": "segmentation",
     "reset_split_strategy": "registry", "set_split_strategy_by_idx": "registry",
     "set_split_strategy_by_size": "registry",
+    "collective_device": "runtime.lifecycle", "init": "runtime.lifecycle", "is_initialised": "runtime.lifecycle",
+    "local_rank": "runtime.lifecycle", "local_size": "runtime.lifecycle", "rank": "runtime.lifecycle",
+    "session_config": "runtime.lifecycle", "session_target": "runtime.lifecycle", "shutdown": "runtime.lifecycle",
+    "size": "runtime.lifecycle",
     "compare_graphs": "runtime.numeric_check", "simulate_ranks": "runtime.in_process",
 }  # fmt: skip
+
+
+class _Package(types.ModuleType):
+    """Lets no module hide a public name: the import system binds the module `fuse` here, where the function belongs."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HOME and isinstance(value, types.ModuleType):
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,13 @@ HcclFusionError
 ├── StrategyError (also a ValueError)   a strategy, a group or a list that HCCL would refuse
 ├── PlanError                           a plan file is malformed or does not fit the graph
 ├── UsageError                          options that contradict each other or are missing
-└── NumericCheckError                   a graph cannot be run on in-process ranks
+├── NumericCheckError                   a graph cannot be run on in-process ranks
+├── RankTableError                      a rank table is malformed                  (runtime.rank_table)
+├── WorldError                          the environment contradicts itself         (runtime.world)
+└── LifecycleError                      the ranks cannot be started                (runtime.group_registry)
+    ├── NotInitialisedError             something needs `init()` first; also a ValueError
+    ├── AgreementError                  the ranks differ in what must be equal     (runtime.handshake)
+    └── RankLostError                   another rank is gone                       (runtime.handshake)
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from hccl_fusion.errors import HcclFusionError, UsageError
 
 _PROGRAM = "hccl-fusion"
 _COMPLETION = "_HCCL_FUSION_COMPLETE"
-_COMMANDS = ("list", "plan", "fuse", "verify", "demo")
+_COMMANDS = ("list", "plan", "fuse", "verify", "run", "demo")
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 

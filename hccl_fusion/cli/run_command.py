@@ -7,6 +7,7 @@ __all__ = ["command"]
 import os
 import shlex
 import signal
+import sys
 
 import click
 
@@ -56,25 +57,17 @@ def command(
     """
     if not is_module and not os.path.isfile(script):
         raise UsageError("the script does not exist", where=script, expected="a Python file", remedy="-m for a module")
-    where = parse_hosts(hosts) if hosts is not None else ()
-    count = _rank_count(ranks, where)
-    local_hosts = _local_hosts(where, here)
-    if hosts is None:
-        if here is not None or port is not None:
-            given = "--here" if here is not None else "--port"
-            raise UsageError(f"{given} needs --hosts", where=f"option {given}", expected="--hosts HOST:N,…")
-        names, base, wanted = [_LOOPBACK] * count, 0, [0] * count
-    else:
-        names = [host.name for host in where for _ in range(host.ranks)]
-        base = port if port is not None else base_port(os.environ)
-        wanted = [base + rank for rank in range(count)]
-        if wanted[-1] > 65535:
-            raise UsageError("the ports of all ranks do not fit", where="option --port", found=base, expected="less")
-    local = [rank for rank, name in enumerate(names) if hosts is None or name in local_hosts]
+    placed = parse_hosts(hosts) if hosts is not None else ()
+    count = _rank_count(ranks, placed)
+    local_hosts = _local_hosts(placed, here)
+    names = [host.name for host in placed for _ in range(host.ranks)] or [_LOOPBACK] * count
+    wanted = _ports(count, port, bool(placed))
+    local = [rank for rank, name in enumerate(names) if not placed or name in local_hosts]
     python = (("-m", script) if is_module else (script,)) + arguments
-    for host in where:
+    for host in placed:
         if host.name not in local_hosts:
-            click.echo(f"start on {host.name}: {_remote_command(hosts, host, base, timeout, grace, python)}", err=True)
+            other = _remote_command(hosts, host, wanted[0], timeout, grace, python)
+            click.echo(f"start on {host.name}: {other}", err=True)
     with free_ports([wanted[rank] for rank in local]) as ports:
         held = dict(zip(local, ports))
         addresses = tuple(f"{name}:{held.get(rank, wanted[rank])}" for rank, name in enumerate(names))
@@ -86,7 +79,10 @@ def _launch(job: Job) -> int:
     try:
         return launch(job)
     except BrokenPipeError:
-        # The reader of our output has gone; the ranks have been ended. What a signal would have said:
+        # Whoever read the output has gone. The ranks have been ended, which must not look like success.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        click.echo("hccl-fusion run: nobody reads the output any more; all ranks are ended", err=True)
         return 128 + signal.SIGPIPE
 
 
@@ -101,9 +97,23 @@ def _rank_count(ranks: int | None, hosts: tuple[Host, ...]) -> int:
     return ranks if ranks is not None else total
 
 
+def _ports(count: int, port: int | None, has_hosts: bool) -> list[int]:
+    """The port of each rank: any free one (0) on this host alone, known to every launcher with --hosts."""
+    if not has_hosts:
+        if port is not None:
+            raise UsageError("--port needs --hosts", where="option --port", expected="--hosts HOST:N,…")
+        return [0] * count
+    base = port if port is not None else base_port(os.environ)
+    if base + count - 1 > 65535:
+        raise UsageError("the ports of all ranks do not fit", where="option --port", found=base, expected="less")
+    return [base + rank for rank in range(count)]
+
+
 def _local_hosts(hosts: tuple[Host, ...], here: str | None) -> set[str]:
     names = [host.name for host in hosts]
-    if here is not None and hosts and here not in names:
+    if here is not None and not hosts:
+        raise UsageError("--here needs --hosts", where="option --here", expected="--hosts HOST:N,…")
+    if here is not None and here not in names:
         raise UsageError("this host is not in the list", where="option --here", found=here, expected=" or ".join(names))
     local = {here} if here is not None else {name for name in names if is_this_host(name)}
     if hosts and not local:

@@ -117,6 +117,9 @@ def _fuse_part(writer: EditWriter, part: Part, members: Sequence[Gradient]) -> N
         ints={"fusion": 0, "fusion_id": -1},
         strings={"reduction": part.key.reduction, "group": part.key.group},
     )
+    # So that the graph tells its own shapes when it is read again.
+    sizes = reduction.attr["_output_shapes"].list.shape.add()
+    sizes.dim.add().size = sum(member.elements or 0 for member in members)
     split = _split(writer, scope, members, device)
     shape_names: dict[tuple[int, ...], str] = {}
     for index, member in enumerate(members):

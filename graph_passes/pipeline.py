@@ -8,7 +8,7 @@ shape is Grappler's: an item is a graph with its fetch, feed and keep lists, an 
 
 from __future__ import annotations
 
-__all__ = ["GraphItem", "GraphPass", "Observer", "PassResult", "Pipeline"]
+__all__ = ["GraphItem", "GraphPass", "Observer", "PassResult", "Pipeline", "require"]
 
 import functools
 import time

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["has_same_kept_attrs", "replace_node"]
+__all__ = ["has_same_kept_attrs", "names_equal", "replace_node"]
 
 from collections.abc import Mapping, Sequence
 

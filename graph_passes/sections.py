@@ -91,10 +91,12 @@ class Gradient:
 
     @property
     def id(self) -> GradientId:
+        """The all-reduce's own name."""
         return GradientId(self.graph, self.name)
 
     @property
     def key(self) -> SectionKey:
+        """The section that the gradient belongs to, if it can be fused at all."""
         return SectionKey(self.graph, self.group, self.fusion_id, self.dtype, self.reduction)
 
     @property

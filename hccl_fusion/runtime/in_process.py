@@ -8,7 +8,7 @@ runs of one graph give the same bits either way.
 
 from __future__ import annotations
 
-__all__ = ["InProcessRanks", "simulate_ranks"]
+__all__ = ["InProcessRanks", "simulate_ranks", "tensor_name"]
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -29,7 +29,12 @@ def load_tensorflow_quietly() -> None:
             try:
                 import tensorflow as tf
 
-                tf.config.list_physical_devices()  # the devices are looked for now rather than in the first session
+                # The devices are looked for, and the first session says its piece, now rather than later. That session
+                # also sizes the thread pool of kernels for good: one thread, as the in-process ranks want it.
+                tf.config.list_physical_devices()
+                config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, use_per_session_threads=True)
+                with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+                    session.run(tf.constant(0))
             finally:
                 os.dup2(saved, 2)
                 aside.seek(0)

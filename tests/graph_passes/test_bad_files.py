@@ -90,6 +90,11 @@ def test_a_text_file_cut_short_says_so_wherever_the_cut_is(monkeypatch, name, at
     assert re.search(r"cut short or damaged, -, line \d+, column \d+, found a brace that is never closed", text)
 
 
+def test_the_brace_that_is_never_closed_is_named_by_line_and_column(monkeypatch):
+    text = error_of(monkeypatch, b'\n meta_info_def { }\n  graph_def {\n node { name: "a" }\n')
+    assert "line 3, column 13, found a brace that is never closed" in text
+
+
 def test_a_text_graph_cut_short_names_line_and_column(monkeypatch):
     text = error_of(monkeypatch, b'node { name: "a" op: "b" }\nnode {\n  name: "c"\n')
     assert re.search(r"does not parse, -, line [23], column \d+,", text)
@@ -104,6 +109,7 @@ def test_a_text_graph_cut_short_names_line_and_column(monkeypatch):
         ('versions { producer: 99999999999 } node { name: "a" op: "b" }', "99999999999"),
         ('meta_info_def { }\ngraph_def {\n  node {\n    name: "a"\n    opp: "b"\n  }\n}\n', "opp"),
         ('meta_info_def { } graph_def { node { name: "a" opp: "b" } }', "opp"),
+        ('\n\ngraph_def {\nnode { name: "a" opp: "b" } }', "opp"),
         ('saved_model_schema_version: 1\nmeta_graphs { graph_def {\nnode { nam: "a" } } }', "nam:"),
     ],
 )
@@ -177,6 +183,11 @@ def test_a_graph_without_nodes(monkeypatch, content):
 )
 def test_a_meta_graph_without_exactly_one_graph(monkeypatch, content, found):
     assert found in error_of(monkeypatch, content)
+
+
+def test_a_message_of_unknown_fields_alone(monkeypatch):
+    """A protobuf message it is, but of another schema."""
+    assert "the file is no graph" in error_of(monkeypatch, b"\xc2\x3e\x03abc")
 
 
 @pytest.mark.parametrize("path", ["no/such/file.pb", "", "a\0b", "x" * 5000])

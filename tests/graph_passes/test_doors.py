@@ -67,16 +67,28 @@ def test_graph_passes_knows_nothing_of_hccl_fusion(path):
 MAY_USE_TENSORFLOW = ("hccl_fusion.runtime", "hccl_fusion.demo", "hccl_fusion.tuning.profiles")
 
 
-@each_module
-def test_tensorflow_is_imported_only_where_graphs_run_and_only_lazily(path):
-    name = module_name(path)
+def imports_of_tensorflow(path: Path) -> list[Import]:
     found = [i for i in imports_of(path) if i.module.split(".")[0] in ("tensorflow", "keras") and not i.is_for_types]
-    if name == "graph_passes.messages":
-        assert all(i.module.startswith("tensorflow.core.") for i in found)
-    elif name.startswith(MAY_USE_TENSORFLOW):
-        assert [i for i in found if not i.is_lazy] == []
-    else:
-        assert found == []
+    if module_name(path) == "graph_passes.messages":
+        # Its messages alone, which come without the runtime.
+        return [i for i in found if not i.module.startswith("tensorflow.core.")]
+    return found
+
+
+HEAVY = {module_name(path) for path in MODULES if any(not i.is_lazy for i in imports_of_tensorflow(path))}
+
+
+@each_module
+def test_tensorflow_is_imported_only_where_graphs_run(path):
+    assert module_name(path).startswith(MAY_USE_TENSORFLOW) or imports_of_tensorflow(path) == []
+
+
+@each_module
+def test_a_module_that_starts_with_tensorflow_is_itself_imported_only_once_it_is_needed(path):
+    """A class that extends one of TensorFlow's needs it at once; so nobody else may need that module at once."""
+    name = module_name(path)
+    now = {found.module for found in imports_of(path) if not found.is_lazy and not found.is_for_types}
+    assert name in HEAVY or not now & HEAVY
 
 
 # cli -> report, runtime, tuning -> fuse -> plan, strategy, segmentation -> graph_passes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import stat
@@ -262,12 +263,13 @@ def test_a_stdout_that_is_full_is_an_error_of_one_line(monkeypatch, tmp_path):
     source = tmp_path / "in"
     source.write_bytes(small_graph().SerializeToString())
     found = read_graph(str(source))
-    with open("/dev/full", "wb", buffering=0) as full:
-        stream = Streams()
-        stream.buffer = full
-        monkeypatch.setattr(sys, "stdout", stream)
-        with pytest.raises(GraphFileError, match=r"cannot write the file, -, found No space left"):
-            write_graph(found, small_graph(), "-")
+    stream = Streams()
+    stream.buffer = open("/dev/full", "wb")  # noqa: SIM115  # closing it fails too
+    monkeypatch.setattr(sys, "stdout", stream)
+    with pytest.raises(GraphFileError, match=r"cannot write the file, -, found No space left"):
+        write_graph(found, small_graph(), "-")
+    with contextlib.suppress(OSError):
+        stream.buffer.close()
 
 
 # ------------------------------------------------------------------------------------------- SavedModel folders
@@ -306,6 +308,15 @@ def test_a_folder_goes_out_as_a_folder_with_variables_and_assets(tmp_path, folde
     before.pop(name)
     assert after == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
+def test_a_new_folder_has_the_mode_that_the_umask_gives(tmp_path, folder):
+    before = os.umask(0o027)
+    try:
+        write_graph(read_graph(str(folder)), other_graph(), str(tmp_path / "out"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o750
 
 
 def test_a_folder_is_updated_in_place_only_when_told_to(folder):
@@ -474,6 +485,10 @@ def test_a_place_that_cannot_be_written_to_is_an_error_of_one_line(source, targe
 
 
 # ------------------------------------------------------------------------------------------------------ 2 GiB
+
+
+def test_the_limit_is_protobufs_own():
+    assert files.MAX_MESSAGE_BYTES == 2**31 - 1
 
 
 @each_form

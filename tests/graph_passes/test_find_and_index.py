@@ -440,6 +440,11 @@ def sizes(nodes: Nodes, values: list[int], dtype: int = INT32) -> str:
         ("BroadcastTo", 1),
         ("Fill", 0),
         ("RandomUniform", 0),
+        ("RandomStandardNormal", 0),
+        ("TruncatedNormal", 0),
+        ("Conv3DBackpropFilterV2", 1),
+        ("Conv3DBackpropInputV2", 0),
+        ("DepthwiseConv2dNativeBackpropInput", 0),
         ("Conv2DBackpropFilter", 1),
         ("Conv2DBackpropInput", 0),
         ("DepthwiseConv2dNativeBackpropFilter", 1),
@@ -565,10 +570,14 @@ def test_a_constant_written_short(values, expected):
     assert shape_of(nodes, "g") == expected
 
 
-def test_a_training_op_without_inputs_updates_nothing():
+def test_a_training_op_that_leads_to_no_variable_updates_nothing():
     nodes = Nodes()
     nodes.all_reduce("ar", nodes.placeholder("g", [2]))
     nodes.add("train", "ApplyGradientDescent", "^ar")
+    nodes.add("nothing", "Identity")
+    nodes.add("train_nothing", "ApplyGradientDescent", "nothing", "g", "ar")
+    nodes.add("train_a_tensor", "ApplyGradientDescent", "g", "g", "ar")
+    nodes.add("too_short", "ApplyGradientDescent", "g", "ar")
     assert gradients_of(nodes.graph_def)["ar"].variable is None
 
 

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from builders import Case, golden_cases
 
+from graph_passes.builder import tensor_bytes
 from graph_passes.lower import lower_reductions
 from graph_passes.messages import GraphDef, NodeDef, types_pb2
 from hccl_fusion.fuse import fuse
@@ -255,6 +256,12 @@ def test_colocation_with_changed_nodes_stays_valid(use_resource):
         groups = {op.name: op.colocation_groups() for op in running.graph.get_operations()}
     assert any(f"loc:@{name}".encode() in group for name in reductions for group in groups.values())
     np.testing.assert_array_equal(train(result.graph_def, 3)[0], train(reference(graph_def, RANKS), 3)[0])
+
+
+def test_bfloat16_constants_are_rounded_as_tensorflow_rounds_them():
+    values = np.concatenate([np.arange(1, 2000), [2**31 - 1, 65535, 0.1, 1 / 3, 257, 259, 261]]).astype(np.float32)
+    expected = values.astype(tf.bfloat16.as_numpy_dtype)
+    assert tensor_bytes(values, types_pb2.DT_BFLOAT16) == expected.tobytes()
 
 
 @pytest.mark.parametrize("dtype", [types_pb2.DT_FLOAT, types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_DOUBLE])

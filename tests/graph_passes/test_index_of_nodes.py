@@ -123,6 +123,26 @@ def test_columns_read_at_once_are_those_read_node_by_node(seed):
         assert [NodeDef.FromString(content) for content in stored] == list(graph_def.node)
 
 
+@pytest.mark.parametrize("about", [127, 255, 2**14 - 1, 2**21 - 1])
+def test_columns_of_nodes_at_the_limits_of_varints(about):
+    """Names, inputs and whole nodes of sizes around those at which their length takes one byte more."""
+    graph_def = GraphDef()
+    for size in range(about - 8, about + 9):
+        graph_def.node.add(name="n" * size, op="Op", input=["i" * size] * 3)
+        graph_def.node.add(name=f"small_{size}", op="o" * (size - 20))
+    for node in (graph_def.node[0], graph_def.node[4]):
+        node.input.extend(["j" * about] * 5)  # few nodes have so many: these are counted one by one
+
+    at_once, by_node = columns_of_graph(graph_def), columns_by_node(graph_def.node)
+
+    assert at_once.content is not None
+    assert (at_once.names, at_once.ops, at_once.inputs) == (by_node.names, by_node.ops, by_node.inputs)
+    assert at_once.counts.tolist() == by_node.counts.tolist()
+    assert [stop - start for start, stop in zip(at_once.starts, at_once.stops)] == [
+        node.ByteSize() for node in graph_def.node
+    ]
+
+
 def test_the_quick_way_is_taken_by_ordinary_graphs():
     """Otherwise the test above would compare the slow way with itself."""
     assert columns_of_graph(random_graph(1, 40)).content is not None

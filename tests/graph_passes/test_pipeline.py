@@ -179,6 +179,21 @@ def test_fuse_refuses_a_part_of_unequal_members(other):
         Fuse().run(replace(item, parts=(part,)))
 
 
+@pytest.mark.parametrize(("rows", "size_type"), [(2**30 - 1, types_pb2.DT_INT32), (2**30, types_pb2.DT_INT64)])
+def test_sizes_over_the_range_of_int32_are_written_as_int64(rows, size_type):
+    item = PlanAll().run(indexed(gradients_graph((rows,), (1, rows)))).item
+    fused = Fuse().run(item).item.graph_def
+    assert node_of(fused, "fused_0/split_sizes").attr["dtype"].type == size_type
+    assert node_of(fused, "fused_0/split").attr["Tlen"].type == size_type
+
+
+def test_a_dimension_over_the_range_of_int32_is_written_as_int64():
+    item = PlanAll().run(indexed(gradients_graph((2**31, 1), (2**31 - 1, 1)))).item
+    result = Pipeline((Fuse(), Verify())).run(item).item.graph_def
+    types = [node_of(result, name).attr["Tshape"].type for name in ("ar_0", "ar_1")]
+    assert types == [types_pb2.DT_INT64, types_pb2.DT_INT32]
+
+
 def test_lower_needs_ranks():
     with pytest.raises(PassError, match="lowering needs a number of ranks, found 0, expected at least 1"):
         lower_reductions(gradients_graph((2,)), "mock", 0)

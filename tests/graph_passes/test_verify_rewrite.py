@@ -113,6 +113,15 @@ WRONG: dict[str, tuple[str, Callable[[GraphDef], object], str]] = {
     "a concat input dropped, in front": ("fused", lambda g: drop_input(g, "fused_0/concat", 0), "ar_"),
     "a concat input dropped, at the end": ("fused", lambda g: drop_input(g, "fused_0/concat", 2), "ar_"),
     "all concat inputs but one dropped": ("fused", lambda g: drop_input(g, "fused_0/concat", 1, 2, 3), "ar_"),
+    "an empty concat": ("fused", lambda g: (
+        drop_input(g, "fused_0/concat", 0, 1, 2), setattr(node_of(g, "fused_0/concat").attr["N"], "i", 0)), "ar_"),
+    "a matrix joined without being flattened": (
+        "fused", lambda g: (set_input(g, "fused_0/concat", 0, "g_0"), remove(g, "fused_0/flat_0")), "ar_0"),
+    "a member that is the whole reduction": (
+        "fused", lambda g: set_input(g, "ar_2", 0, "fused_0/all_reduce"), "ar_2"),
+    "a single in another shape": ("mock", lambda g: (
+        setattr(node_of(g, "largest"), "op", "Reshape"), node_of(g, "largest").input.append("fused_0/shape_0")),
+        "largest"),
     "no concat input left": ("fused", lambda g: drop_input(g, "fused_0/concat", 0, 1, 2, 3), "ar_"),
     "no split input left": ("fused", lambda g: drop_input(g, "fused_0/split", 0, 1, 2), "ar_"),
     "split without sizes": ("fused", lambda g: drop_input(g, "fused_0/split", 1, 2), "ar_"),
@@ -216,6 +225,10 @@ WRONG: dict[str, tuple[str, Callable[[GraphDef], object], str]] = {
         "_hccl_mock_ranks"), "ar_"),
     "a mock of another number of ranks": ("mock", lambda g: setattr(
         node_of(g, "fused_0/all_reduce/reduce/ranks").attr["value"].tensor, "tensor_content", b"\0\0\x40\x40"), "ar_"),
+    "one mock of another number of ranks": ("mock", lambda g: (
+        setattr(node_of(g, "fused_0/all_reduce/reduce/mock").attr["_hccl_mock_ranks"], "i", 3),
+        setattr(node_of(g, "fused_0/all_reduce/reduce/ranks").attr["value"].tensor, "tensor_content", b"\0\0\x40\x40")),
+        "ar_"),
     # functions
     "split outputs swapped in a function": ("fused", lambda g: (
         body(g, "one").input.__setitem__(0, "fused_0/split:output:1"),

@@ -173,7 +173,9 @@ def test_a_type_with_one_gradient_does_not_count():
     assert reasons(plan) == {"ar_1": "alone"}
 
 
-@pytest.mark.parametrize(("values", "corrected"), [((0, 3), r"\[0,4\]"), ((0, 5), r"\[0,4\]"), ((9,), r"\[4\]")])
+@pytest.mark.parametrize(
+    ("values", "corrected"), [((0, 3), r"\[0,4\]"), ((0, 4, 7), r"\[0,4\]"), ((0, 5), r"\[0,4\]"), ((9,), r"\[4\]")]
+)
 def test_a_list_that_fits_in_neither_reading(values, corrected):
     with pytest.raises(StrategyError, match="fits neither each section nor all of them together") as caught:
         plan_of(mixed(1, DOUBLE, 1, DOUBLE, 1), idx(*values))

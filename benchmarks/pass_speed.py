@@ -49,8 +49,9 @@ def measure(nodes: int, gradients: int, rounds: int) -> dict[str, Any]:
         if round_number == 0:
             memory["parsed"] = _resident_kib() - base_kib
         start = time.perf_counter_ns()
-        result = fuse(graph, strategy, infer_shapes=False,
-                      observe=lambda p, r, ns: passes.setdefault(p.name, []).append(ns))  # fmt: skip
+        result = fuse(
+            graph, strategy, infer_shapes=False, observe=lambda p, _, ns: passes.setdefault(p.name, []).append(ns)
+        )
         times["pipeline"].append(time.perf_counter_ns() - start)
         if round_number == 0:
             memory["peak"] = _peak_kib() - base_kib

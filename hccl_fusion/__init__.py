@@ -9,15 +9,20 @@ from __future__ import annotations
 __version__ = "0.1.0"
 
 __all__ = [
+    "BroadcastCallback",
+    "BroadcastHook",
+    "DistributedOptimizer",
     "Emit",
     "FuseResult",
     "HcclFusionError",
+    "NPUDistributedOptimizer",
     "Plan",
     "PlanOptions",
     "Strategy",
     "StrategyError",
     "StrategyKind",
     "StrategyWarning",
+    "broadcast_variables",
     "collective_device",
     "compare_graphs",
     "fuse",
@@ -29,6 +34,7 @@ __all__ = [
     "plan_graph",
     "rank",
     "read_plan",
+    "reduce_tensors",
     "reset_split_strategy",
     "segment_boundaries",
     "session_config",
@@ -56,6 +62,7 @@ if TYPE_CHECKING:
         set_split_strategy_by_idx,
         set_split_strategy_by_size,
     )
+    from hccl_fusion.runtime.broadcast import BroadcastCallback, BroadcastHook, broadcast_variables
     from hccl_fusion.runtime.in_process import simulate_ranks
     from hccl_fusion.runtime.lifecycle import (
         collective_device,
@@ -70,6 +77,8 @@ if TYPE_CHECKING:
         size,
     )
     from hccl_fusion.runtime.numeric_check import compare_graphs
+    from hccl_fusion.runtime.optimizer import DistributedOptimizer, NPUDistributedOptimizer
+    from hccl_fusion.runtime.reduce import reduce_tensors
     from hccl_fusion.segmentation import segment_boundaries
     from hccl_fusion.strategy import Strategy, StrategyKind
 
@@ -84,6 +93,9 @@ _HOME = {
     "local_rank": "runtime.lifecycle", "local_size": "runtime.lifecycle", "rank": "runtime.lifecycle",
     "session_config": "runtime.lifecycle", "session_target": "runtime.lifecycle", "shutdown": "runtime.lifecycle",
     "size": "runtime.lifecycle",
+    "BroadcastCallback": "runtime.broadcast", "BroadcastHook": "runtime.broadcast",
+    "broadcast_variables": "runtime.broadcast", "DistributedOptimizer": "runtime.optimizer",
+    "NPUDistributedOptimizer": "runtime.optimizer", "reduce_tensors": "runtime.reduce",
     "compare_graphs": "runtime.numeric_check", "simulate_ranks": "runtime.in_process",
 }  # fmt: skip
 

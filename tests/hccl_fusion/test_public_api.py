@@ -16,15 +16,20 @@ import graph_passes
 import hccl_fusion
 
 PUBLIC_NAMES = [
+    "BroadcastCallback",
+    "BroadcastHook",
+    "DistributedOptimizer",
     "Emit",
     "FuseResult",
     "HcclFusionError",
+    "NPUDistributedOptimizer",
     "Plan",
     "PlanOptions",
     "Strategy",
     "StrategyError",
     "StrategyKind",
     "StrategyWarning",
+    "broadcast_variables",
     "collective_device",
     "compare_graphs",
     "fuse",
@@ -36,6 +41,7 @@ PUBLIC_NAMES = [
     "plan_graph",
     "rank",
     "read_plan",
+    "reduce_tensors",
     "reset_split_strategy",
     "segment_boundaries",
     "session_config",

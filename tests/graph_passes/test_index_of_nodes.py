@@ -295,6 +295,30 @@ def is_acyclic(graph: Graph) -> bool:
         left -= free
 
 
+def test_an_overlay_of_a_function_counts_its_arguments():
+    nodes = Nodes()
+    body = nodes.function("f", {"x": FLOAT, "y": FLOAT}, {})
+    body.identity("a", "x")
+    body.identity("b", "a:output:0")
+    before = graphs_of(nodes.graph_def)[1]
+    after = GraphDef()
+    after.CopyFrom(nodes.graph_def)
+    function = after.library.function[0]
+    function.node_def[1].input[0] = "new:output:0"
+    function.node_def.add(name="new", op="Identity", input=["y"])
+
+    changed = changed_nodes(before, function.node_def)
+    overlay, anew = Overlay(before, function.node_def, changed), graphs_of(after)[1]
+
+    assert changed == [3]
+    assert overlay.fresh == [3, 4]
+    for number in range(5):
+        assert (overlay.name(number), overlay.op(number)) == (anew.name(number), anew.op(number))
+        assert overlay.producers(number) == anew.producers(number)
+        assert sorted(overlay.consumers(number)) == sorted(anew.consumers(number))
+    assert [overlay.node(number).name for number in (2, 3, 4)] == ["a", "b", "new"]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

@@ -193,6 +193,19 @@ def test_a_graph_that_must_be_read_node_by_node(emit):
     assert fuse(graph_def, idx(1, 5), emit=emit, ranks=2).graph_def == expected
 
 
+def test_a_graph_of_functions_alone():
+    nodes = Nodes()
+    body = nodes.function("f", {"x": 1}, {"y": (1, "b:output:0")})
+    body.constant("c", [1.0, 2.0])
+    for name in "ab":
+        body.all_reduce(name, "c:output:0")
+    result = fuse(nodes.graph_def, SINGLE, emit="mock", ranks=2)
+    assert result.modified
+    assert len(result.graph_def.node) == 0
+    ops_inside = [node.op for node in result.graph_def.library.function[0].node_def]
+    assert (ops_inside.count("HcomAllReduce"), ops_inside.count("SplitV")) == (0, 1)
+
+
 def test_nothing_to_do_gives_back_the_very_graph():
     graph_def = six()
     for result in (fuse(graph_def, NONE), fuse(gradients_graph((2,), dtype=1))):

@@ -149,6 +149,10 @@ def _shape_and_variable(graph: Graph, number: int, reader: ShapeReader) -> tuple
     """
     source = reader.input_output(number, 0)
     updated = updated_variable(graph, number)
+    said = {reader.declared(number), *((reader.declared(*source), reader.written(*source)) if source else ())}
+    if updated is not None and updated.shape and said - {None} == {()}:
+        # A scalar that scales the variable's gradient, such as an all-reduced count: not the gradient itself.
+        updated = None
     shapes = [
         reader.declared(number),
         reader.declared(*source) if source else None,

@@ -6,7 +6,8 @@ Tests in this order, for each all-reduce:
 2. reduction other than sum: single, `reduction`;
 3. fusion 0: single, `fusion=0`;
 4. fusion 1 with a fusion_id, fusion 2 without a legal one, any other fusion: error;
-5. inside a while loop of TensorFlow 1: single, `frame` (HCCL sees the loop's body as a graph of its own);
+5. inside a while loop of TensorFlow 1: single, `frame`; in a branch of its `cond`: single, `branch` (HCCL sees a
+   loop's body and a branch as graphs of their own);
 6. else a member of section (graph, group, fusion_id, dtype, reduction); its index is its rank there.
 
 A section of one member stays as it is: single, `alone`.
@@ -21,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from graph_passes.errors import ReductionError
+from graph_passes.frames import is_branch
 from graph_passes.pipeline import GraphItem, PassResult, require
 from graph_passes.sections import Gradient, Reason, Section, SectionKey, Single
 
@@ -87,7 +89,9 @@ def _single_reason(gradient: Gradient) -> Reason | None:
     if gradient.fusion == 0:
         return Reason.FUSION_0
     _require_legal_fusion(gradient)
-    return Reason.FRAME if gradient.frame else None
+    if not gradient.frame:
+        return None
+    return Reason.BRANCH if is_branch(gradient.frame) else Reason.FRAME
 
 
 def _require_legal_fusion(gradient: Gradient) -> None:

@@ -37,6 +37,7 @@ class Reason(enum.Enum):
     ALONE = "alone"
     ONE_PER_SEGMENT = "one-per-segment"
     FRAME = "frame"
+    BRANCH = "branch"
     FETCHED = "fetched"
     KEPT = "kept"
     DEVICE = "device"

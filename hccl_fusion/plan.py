@@ -106,8 +106,8 @@ class Plan:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash over all that must be equal on every rank: sections, names, shapes, types, order, segments."""
-        content = [
+        """A hash over all that must be equal on every rank: sections with names, shapes, types, segments; singles."""
+        content: list[object] = [
             [
                 list(section.key),
                 [[g.name, dtype_name(g.dtype), list(g.shape or ())] for g in section.gradients],
@@ -115,5 +115,10 @@ class Plan:
             ]
             for section in self.sections
         ]
+        in_sections = {gradient.id for section in self.sections for gradient in section.gradients}
+        outside = [[str(one.id), one.reason.value] for one in self.singles if one.id not in in_sections]
+        if outside:
+            # A rank that reduces something alone which another one does not would wait for it for ever.
+            content.append(outside)
         text = json.dumps(content, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode("ascii")).hexdigest()

@@ -633,3 +633,18 @@ def test_inference_is_not_asked_where_all_is_known():
 @pytest.mark.parametrize("dtype", [BOOL, FLOAT, DOUBLE, INT32, INT64, HALF])
 def test_numeric_types_are_fine(dtype):
     assert gradients_of(one(dtype=dtype))["ar"].dtype == dtype
+
+
+def test_a_scalar_that_scales_a_gradient_is_not_the_variables_gradient():
+    nodes = Nodes()
+    nodes.placeholder("count", ())
+    nodes.all_reduce("total", "count")
+    nodes.placeholder("gradient", (10, 10))
+    nodes.add("scaled", "RealDiv", "gradient", "total", T=Type(FLOAT))
+    nodes.add("w", "VarHandleOp", dtype=Type(FLOAT), shape=Shape((10, 10)))
+    nodes.placeholder("rate", ())
+    nodes.add("update", "ResourceApplyGradientDescent", "w", "rate", "scaled", T=Type(FLOAT))
+
+    (found,) = gradients_of(nodes.graph_def).values()
+
+    assert (found.shape, found.variable) == ((), None)

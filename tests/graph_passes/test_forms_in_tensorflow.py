@@ -13,6 +13,7 @@ from builders import Case, golden_cases
 from graph_passes.builder import tensor_bytes
 from graph_passes.lower import lower_reductions
 from graph_passes.messages import GraphDef, NodeDef, types_pb2
+from graph_passes.sections import Reason
 from hccl_fusion.fuse import fuse
 from hccl_fusion.runtime.hcom_ops import all_reduce, export_graph_def
 from hccl_fusion.strategy import Strategy, StrategyKind
@@ -278,3 +279,30 @@ def test_each_mock_reduction_of_three_ranks(dtype, reduction):
         found = running.run("ar/out:0", {"ar/g:0": x})
     np.testing.assert_array_equal(found, expected)
     assert found.dtype == x.dtype
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_reduction_in_a_branch_of_a_conditional_is_left_alone(taken):
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        v1.disable_control_flow_v2()
+        try:
+            tensors = [v1.placeholder(tf.float32, (3,), name) for name in ("a", "b", "c")]
+            condition = v1.placeholder(tf.bool, (), "p")
+            inside = v1.cond(condition, lambda: all_reduce(tensors[0]), lambda: tf.identity(tensors[0]))
+        finally:
+            v1.enable_control_flow_v2()
+        outside = [all_reduce(tensor, name=f"outside_{tensor.op.name}") for tensor in tensors[1:]]
+        names = [tensor.name for tensor in [inside, *outside]]
+        graph_def = export_graph_def(graph)
+
+    result = fuse(graph_def, Strategy(StrategyKind.SINGLE), emit="mock", ranks=2)
+
+    assert [single.reason for single in result.plan.singles] == [Reason.BRANCH]
+    assert sum(len(part.gradients) > 1 for part in result.plan.parts) == 1
+    feeds = {"a:0": [1.0, 2.0, 3.0], "b:0": [4.0] * 3, "c:0": [5.0] * 3, "p:0": taken}
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        tf.import_graph_def(result.graph_def, name="")
+        values = session.run(names, feeds)
+    expected = [np.array([1.0, 2.0, 3.0]) * (2 if taken else 1), np.full(3, 8.0), np.full(3, 10.0)]
+    assert all(np.array_equal(value, wanted) for value, wanted in zip(values, expected))

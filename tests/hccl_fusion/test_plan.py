@@ -18,6 +18,7 @@ from graph_passes.pipeline import GraphItem
 from graph_passes.sections import GradientId, Reason
 from hccl_fusion.boundaries import PlanOptions, decide
 from hccl_fusion.errors import StrategyError
+from hccl_fusion.fuse import plan_graph
 from hccl_fusion.plan import Plan
 from hccl_fusion.plan_json import gradients_document, plan_document
 from hccl_fusion.planner import PlanPass, make_plan
@@ -492,3 +493,21 @@ def test_the_fingerprint_is_the_same_for_the_same_plan():
 )
 def test_the_fingerprint_changes_with_all_that_must_be_equal_on_every_rank(change):
     assert base(**change).fingerprint != base().fingerprint
+
+
+def test_the_fingerprint_tells_what_is_reduced_alone():
+    def fingerprint(reduction: str) -> str:
+        nodes = Nodes()
+        for name in ("a", "b", "c"):
+            nodes.placeholder(f"p_{name}", (4,))
+        nodes.all_reduce("a", "p_a")
+        nodes.all_reduce("b", "p_b")
+        nodes.all_reduce("c", "p_c", reduction=reduction)
+        return plan_graph(nodes.graph_def, infer_shapes=False)[0].fingerprint
+
+    assert fingerprint("min") != fingerprint("sum")
+    plain = Nodes()
+    for name in ("a", "b"):
+        plain.placeholder(f"p_{name}", (4,))
+        plain.all_reduce(name, f"p_{name}")
+    assert fingerprint("min") != plan_graph(plain.graph_def, infer_shapes=False)[0].fingerprint

@@ -17,7 +17,7 @@ __all__ = ["Division", "PlannedPart", "divide"]
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graph_passes.graph import Graph
+from graph_passes.graph import Graph, dependents
 
 
 @dataclass(frozen=True)
@@ -52,23 +52,11 @@ def divide(
 
     `order` is the graph's topological order in which the members of each part ascend.
     """
-    relevant = _dependents(graph, parts)
+    relevant = dependents((member for part in parts for member in part.members), graph.consumers)
     if not any(source in relevant for part in parts for m in part.members for source in graph.producers(m)):
         return [[part.members] for part in parts], []
     rank = {number: position for position, number in enumerate(order)}
     return _Sweep(graph, rank, relevant, parts).run()
-
-
-def _dependents(graph: Graph, parts: Sequence[PlannedPart]) -> set[int]:
-    """All members, and every node that depends on one of them."""
-    relevant = {member for part in parts for member in part.members}
-    pending = list(relevant)
-    while pending:
-        for consumer in graph.consumers(pending.pop()):
-            if consumer not in relevant:
-                relevant.add(consumer)
-                pending.append(consumer)
-    return relevant
 
 
 class _Piece:

@@ -7,11 +7,11 @@ sparse rows), which is what makes a million nodes affordable.
 
 from __future__ import annotations
 
-__all__ = ["Graph", "graphs_of", "paused_gc", "resolve_inputs"]
+__all__ = ["Graph", "dependents", "graphs_of", "paused_gc", "resolve_inputs"]
 
 import gc
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -149,6 +149,18 @@ class Graph:
         np.cumsum(np.bincount(sources, minlength=len(self)), out=starts[1:])
         degrees = np.bincount(targets, minlength=len(self))
         return starts.tolist(), targets[_stable_order(sources)].tolist(), degrees.tolist()
+
+
+def dependents(starts: Iterable[int], consumers_of: Callable[[int], Iterable[int]]) -> set[int]:
+    """The nodes themselves, and every node that depends on one of them. O(nodes + edges) of what is found."""
+    found = set(starts)
+    pending = list(found)
+    while pending:
+        for consumer in consumers_of(pending.pop()):
+            if consumer not in found:
+                found.add(consumer)
+                pending.append(consumer)
+    return found
 
 
 def _stable_order(keys: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ from collections import ChainMap
 from collections.abc import Sequence
 
 from graph_passes.errors import GraphError
-from graph_passes.graph import Graph, resolve_inputs
+from graph_passes.graph import Graph, dependents, resolve_inputs
 from graph_passes.messages import NodeDef
 from graph_passes.node_input import NodeInput, parse_input
 
@@ -118,7 +118,7 @@ class Overlay:
         A cycle of the rewritten graph goes through a fresh node, since the original has none: only what depends on
         a fresh node is sorted.
         """
-        waiting = dict.fromkeys(self._dependents(), 0)
+        waiting = dict.fromkeys(dependents(self.fresh, self.consumers), 0)
         for node in waiting:
             for consumer in self.consumers(node):
                 waiting[consumer] += 1
@@ -130,16 +130,6 @@ class Overlay:
                     ready.append(consumer)
         stuck = [node for node, count in waiting.items() if count]
         return self._walk_cycle(stuck[0], waiting) if stuck else []
-
-    def _dependents(self) -> set[int]:
-        found = set(self.fresh)
-        pending = list(found)
-        while pending:
-            for consumer in self.consumers(pending.pop()):
-                if consumer not in found:
-                    found.add(consumer)
-                    pending.append(consumer)
-        return found
 
     def _walk_cycle(self, node: int, waiting: dict[int, int]) -> list[str]:
         path: dict[int, int] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["has_same_kept_attrs", "names_equal", "replace_node"]
+__all__ = ["has_same_kept_attrs", "replace_node"]
 
 from collections.abc import Mapping, Sequence
 
@@ -24,12 +24,5 @@ def replace_node(node: NodeDef, op: str, inputs: Sequence[str], types: Mapping[s
 def has_same_kept_attrs(before: NodeDef, after: NodeDef) -> bool:
     """True where the attributes that start with `_` (`_class`, `_output_shapes`, …) are the same."""
     old, new = before.attr, after.attr
-    names = [name for name in old if name.startswith("_")]
-    return names_equal(names, [name for name in new if name.startswith("_")]) and all(
-        old[name] == new[name] for name in names
-    )
-
-
-def names_equal(one: Sequence[str], other: Sequence[str]) -> bool:
-    """True for the same names in any order."""
-    return len(one) == len(other) and set(one) == set(other)
+    names = {name for name in old if name.startswith("_")}
+    return names == {name for name in new if name.startswith("_")} and all(old[name] == new[name] for name in names)
